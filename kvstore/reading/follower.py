@@ -279,6 +279,7 @@ class Follower:
         self._copy: PublishedCopy | None = None
         self._store = 0
         self._lineage = UNKNOWN
+        self._missing: list[Key] = []  # what had no value when this was looked at last
         self._torn = False  # whether an exception has come in while the arrays were written
 
     def update(self, *, timeout: float | None = None) -> bool:
@@ -311,13 +312,17 @@ class Follower:
         deadline = self._session.deadline(timeout)
         pause = LEAST_PAUSE_S
         while True:
-            with self._source.lock:
-                if (self._copy is None or self._wait(deadline)) and self._update(deadline):
-                    return self.version
+            try:
+                with self._source.lock:
+                    if (self._copy is None or self._wait(deadline)) and self._update(deadline):
+                        return self.version
+            except DeadlineExceeded as exc:
+                raise DeadlineExceeded(
+                    f"no version after {self.version} has come in time: {exc}", exc.missing
+                ) from None
             if self._session.now() + pause >= deadline:
-                missing = [] if self._copy is not None else self._missing(self._session.deadline(None))
-                why = f"; {shorten(missing)} has no value yet" if missing else ""
-                raise DeadlineExceeded(f"no version after {self.version} was published in time{why}")
+                why = f": {shorten(self._missing)} has no value yet" if self._missing else ""
+                raise DeadlineExceeded(f"no version after {self.version} has come in time{why}")
             self._session.pause(pause)  # until the first version
             pause = min(MOST_PAUSE_S, 1.5 * pause)
 
@@ -336,19 +341,15 @@ class Follower:
         except KeyNotInitialized:
             return []
 
-    def _missing(self, deadline: float) -> list[Key]:
-        known = set(self._keys(deadline))
-        return [key for key in self._names.values() if key not in known]
-
     def _found(self, deadline: float) -> PublishedCopy | None:
         """Return what is fetched, once the arrays are known; None while nothing is published."""
         if self._copy is not None:
             return self._copy
         keys = self._keys(deadline)
+        known = set(keys)
+        missing = self._missing = [key for key in dict.fromkeys(self._names.values()) if key not in known]
         if not keys:
             return None
-        known = set(keys)
-        missing = {key for key in self._names.values() if key not in known}
         wanted = [key for key in dict.fromkeys(self._names.values()) if key in known]
         some, *found = self._source.find([keys[0], *wanted], deadline)
         if not self._newest(some.segments[0].server, some.store, deadline)[1]:
@@ -419,7 +420,7 @@ class Follower:
 
     def _wait(self, deadline: float) -> bool:
         """Wait for another version on one of the servers; return whether there is one. It costs two small messages."""
-        if self._copy is None or self._torn:
+        if self._copy is None or self._torn or not self._copy.servers:
             return True
         fields = {"ids": [], "lineage": self._lineage, "held": [self.version], "want": 0, "newer": True}
         with suppress(DeadlineExceeded):
