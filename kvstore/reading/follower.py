@@ -318,7 +318,7 @@ class Follower:
                         return self.version
             except DeadlineExceeded as exc:
                 raise DeadlineExceeded(
-                    f"no version after {self.version} has come in time: {exc}", exc.missing
+                    f"no version after {self.version} has come in time: {exc}", exc.silent
                 ) from None
             if self._session.now() + pause >= deadline:
                 why = f": {shorten(self._missing)} has no value yet" if self._missing else ""
