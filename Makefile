@@ -74,7 +74,7 @@ test-ci: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release  ## run all tests but those
 
 test-all: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release  ## run all tests but those of make faults; before a release; some 17 minutes
 	$(COMPILE)
-	$(BIN)/python -m pytest -q $(PARALLEL_ALL) -m "not faults"
+	$(BIN)/python -m pytest -q $(PARALLEL_ALL) -m "not faults" --hypothesis-profile thorough
 
 # The suites of what programs call, while torch or numpy has other global defaults than the usual ones: see tests/defaults.py.
 PUBLIC := tests/kvstore/store tests/workers

@@ -23,8 +23,9 @@ for _logger in list(logging.root.manager.loggerDict.values()):
     if isinstance(_logger, logging.Logger):
         _logger.propagate = True
 
-# What hypothesis tries is the same in every run, however long it takes.
-settings.register_profile("repeatable", derandomize=True, deadline=None)
+# What hypothesis tries is the same in every run, however long it takes; ``make test-all`` tries twice as much.
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
+settings.register_profile("thorough", settings.get_profile("repeatable"), max_examples=100)
 settings.load_profile("repeatable")
 
 
@@ -34,12 +35,8 @@ _PROCESSES = {"integration", "cluster", "launcher", "examples", "benchmarks", "f
 @pytest.hookimpl(trylast=True)  # when cluster.fixtures has marked its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with long tests, then those that start processes: as the last ones they would leave processors idle."""
-    items.sort(
-        key=lambda item: (
-            not any(map(item.get_closest_marker, ("long", "release"))),
-            _PROCESSES.isdisjoint(item.path.parent.parts),
-        )
-    )
+    alone = {path: _PROCESSES.isdisjoint(path.parent.parts) for path in {item.path for item in items}}
+    items.sort(key=lambda item: (not any(map(item.get_closest_marker, ("long", "release"))), alone[item.path]))
 
 
 @pytest.fixture(autouse=True)

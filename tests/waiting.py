@@ -36,3 +36,10 @@ def until(
         assert time.monotonic() < deadline, f"waited in vain for {what}"
         time.sleep(step)
     return value
+
+
+def came(transport: Any) -> Any:
+    """The next message, with its peer; there must be one."""
+    received = transport.recv(LONG)
+    assert received is not None, "nothing came"
+    return received

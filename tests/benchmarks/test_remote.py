@@ -1,21 +1,144 @@
-"""Jobs over ssh: the command lines of launch.py and mpirun."""
+"""Measurements over hosts: command lines, processes, and namespaces."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+from cluster.missing import need
 from places import HOSTS
 
+from benchmarks import hosts as hosts_module
 from benchmarks import remote as remote_module
 from benchmarks.contenders import Work
-from benchmarks.jobs import Unavailable
+from benchmarks.hosts import INTERFACE, hosts, limit, line, require
+from benchmarks.jobs import JobFailed, Member, Unavailable, run, scratch
+from benchmarks.machine import facts
 from benchmarks.peers import Peers
 from benchmarks.remote import SETTINGS, Launched, OpenMpi, open_mpi
 from benchmarks.ssh import Ssh
 from launcher.cli import parse
+
+# ---- hosts that are network namespaces; the facts about a machine
+
+
+def test_hosts_need_iproute2_and_say_so(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(hosts_module.shutil, "which", lambda tool: None)
+    with pytest.raises(Unavailable, match=r"ip and tc and mount and unshare and hostname; on Debian .* iproute2"):
+        require()
+
+
+def test_hosts_are_removed_when_making_them_fails(monkeypatch):
+    said = []
+
+    def pretend(*words):
+        said.append(words)
+        if words[0] == "tc":
+            raise Unavailable("no tbf")
+        return ""
+
+    monkeypatch.setattr(hosts_module, "require", lambda: None)
+    monkeypatch.setattr(hosts_module, "run", pretend)
+    with pytest.raises(Unavailable, match="no tbf"), hosts(2):
+        pass
+    added = {words[3] for words in said if words[:3] == ("ip", "netns", "add")}
+    removed = {words[3] for words in said if words[:3] == ("ip", "netns", "del")}
+    assert len(added) == 2
+    assert added <= removed
+
+
+def test_lines_in_words():
+    assert line("1gbit") == "1gbit"
+    assert line("1gbit", 9000) == "1gbit, packets of 9,000 bytes"
+
+
+@pytest.mark.parametrize(("rate", "burst"), [("1gbit", 500_000), ("200mbit", 100_000), ("1mbit", 80_000)])
+def test_a_line_saves_up_a_few_milliseconds_and_a_packet_at_least(rate, burst):
+    assert limit(rate) == ["rate", rate, "burst", str(burst), "latency", "100ms"]
+
+
+@pytest.mark.long
+def test_hosts_are_as_they_should_be_share_no_memory_and_leave_nothing_behind():
+    need("ip", "tc")
+    try:
+        with hosts(2, mtu=9000) as (one, other):
+            for host in (one, other):
+                words = host.wrap(["cat", f"/sys/class/net/{INTERFACE}/mtu"])
+                assert subprocess.run(words, check=True, capture_output=True, text=True).stdout == "9000\n"
+                named = subprocess.run(host.wrap(["hostname"]), check=True, capture_output=True, text=True).stdout
+                assert named.strip() == host.namespace
+            subprocess.run(one.wrap(["touch", "/dev/shm/mine"]), check=True)
+            assert subprocess.run(one.wrap(["test", "-e", "/dev/shm/mine"]), check=False).returncode == 0
+            assert subprocess.run(other.wrap(["test", "-e", "/dev/shm/mine"]), check=False).returncode == 1
+            assert not Path("/dev/shm/mine").exists()
+    except Unavailable as error:
+        pytest.skip(str(error))
+    assert not Path(one.shm).exists()
+    assert (
+        one.namespace not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    )
+
+
+def test_the_machines_facts():
+    found = facts()
+    assert found["torch"].startswith("2.")
+    assert int(found["cores"]) >= 1
+    assert all(found.values())
+
+
+# ---- processes of a measurement: all end together, and what they say is quoted
+
+
+def python(script: str, name: str = "it", **env: str) -> Member:
+    return Member(name, [sys.executable, "-c", script], env)
+
+
+def test_the_report_comes_back():
+    with scratch() as folder:
+        path = folder / "report"
+        script = f"import json, os; open({str(path)!r}, 'w').write(json.dumps(os.environ['GREETING']))"
+        assert run([python(script, GREETING="hello")], path) == "hello"
+    assert not folder.exists()
+
+
+def test_one_that_fails_ends_the_others_and_is_quoted(tmp_path):
+    path, draft = str(tmp_path / "pid"), str(tmp_path / "draft")
+    script = (
+        f"import os, time; open({draft!r}, 'w').write(str(os.getpid())); os.rename({draft!r}, {path!r}); time.sleep(60)"
+    )
+    failing = f"import os, sys, time\nwhile not os.path.exists({path!r}): time.sleep(.01)\nsys.exit('Boom')"
+    start = time.monotonic()
+    with pytest.raises(JobFailed, match="worker 1 exited with 1:\n    Boom"):
+        run([python(script, "worker 0"), python(failing, "worker 1")], tmp_path / "report")
+    assert time.monotonic() - start < 50
+    pid = int(Path(path).read_text())
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_one_that_does_not_end_is_named(tmp_path):
+    with pytest.raises(JobFailed, match=r"it had not ended after 0\.3 s"):
+        run([python("import time; time.sleep(60)")], tmp_path / "report", timeout_s=0.3)
+
+
+def test_no_report_is_a_failure(tmp_path):
+    with pytest.raises(JobFailed, match="none left a report"):
+        run([python("pass")], tmp_path / "report")
+
+
+def test_members_are_in_no_job_but_their_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("DMLC_ROLE", "server")
+    path = tmp_path / "report"
+    assert run([python(f"import os; open({str(path)!r}, 'w').write(str(int('DMLC_ROLE' in os.environ)))")], path) == 0
+
+
+# ---- jobs over ssh: the command lines of launch.py and mpirun
+
 
 WORK = Work("10MB", workers=8, servers=2)
 

@@ -1,4 +1,4 @@
-"""The hosts that other tests rely on: that they are as separate as they claim, and that nothing of them is left."""
+"""The hosts that other tests rely on, and the real MPI, Slurm and Grid Engine on them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ from pathlib import Path
 import pytest
 from cluster.hosts import STATE, Hosts
 from cluster.missing import missing
+from cluster.mpi import Mpi
 from cluster.namespaces import child
+from cluster.sge import Sge
+from cluster.slurm import Slurm
 from cluster.watch import watch_ps
 from waiting import LONG, until
+
+# ---- the hosts that other tests rely on: that they are as separate as they claim, and that nothing of them is left
+
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -169,3 +175,126 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing("sh", "no-such-program").startswith("not installed: no-such-program (")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert missing("sh") == "hosts are made of namespaces, which need root"
+
+
+# ---- Open MPI and MPICH over the hosts: that they are what they are said to be, and what a launcher relies on
+
+
+RANK = "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"
+
+
+def test_a_plain_mpirun_runs_on_all_hosts(mpirun: Mpi) -> None:
+    done = mpirun.run("-n", "8", "--hostfile", f"{mpirun.hostfile(slots=2)}", "hostname")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()) == sorted(mpirun.hosts.names * 2)
+
+
+def test_it_is_the_one_that_was_asked_for(mpirun: Mpi) -> None:
+    said = mpirun.run("--version").stdout
+    assert {"openmpi": "(Open MPI)", "mpich": "HYDRA"}[mpirun.kind] in said
+
+
+def test_variables_are_passed_by_name_and_nobody_sees_them(mpirun: Mpi) -> None:
+    word = uuid.uuid4().hex  # no other test's processes have it
+    mpirun.env["SECRET"] = f'a "{word}" of $x'
+    by_name = {"openmpi": ["-x", "SECRET"], "mpich": ["-genvlist", "SECRET"]}[mpirun.kind]
+    words = ["-n", "4", "--hostfile", f"{mpirun.hostfile(slots=1)}", *by_name]
+    with watch_ps([word]) as seen:
+        done = mpirun.run(*words, "sh", "-c", 'sleep 0.2; echo "$SECRET"')
+    assert done.stdout.splitlines() == [f'a "{word}" of $x'] * 4
+    assert seen == []
+
+
+def test_the_code_of_a_rank_that_fails(mpirun: Mpi) -> None:
+    words = ["-n", "4", "--hostfile", f"{mpirun.hostfile(slots=1)}"]
+    assert mpirun.run(*words, "sh", "-c", f"[ {RANK} != 1 ] || exit 7; sleep 0.5").returncode == 7
+
+
+def test_nothing_is_left_when_mpirun_is_killed(mpirun: Mpi, tmp_path: Path) -> None:
+    words = ["-n", "4", "--hostfile", f"{mpirun.hostfile(slots=1)}", "sleep", "999"]
+    with mpirun.start(words, tmp_path / "log") as running:
+        until(lambda: all("sleep 999" in mpirun.hosts.processes(i).values() for i in range(4)), "each rank to start")
+        running.send_signal(signal.SIGKILL)
+        until(lambda: not any(mpirun.hosts.processes(i) for i in range(4)), "the hosts to be empty")
+
+
+# ---- a real Slurm: that it runs what it is given, on both nodes, and says how it ended
+
+
+def test_srun_runs_on_all_nodes(slurm: Slurm) -> None:
+    done = slurm.run("srun", "-n", "16", "hostname")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()) == sorted(slurm.hosts.names * 8)
+
+
+def test_srun_passes_the_environment_and_nobody_sees_it(slurm: Slurm) -> None:
+    word = uuid.uuid4().hex  # no other test's processes have it
+    slurm.env["SECRET"] = f'a "{word}", of $x'
+    with watch_ps([word]) as seen:
+        done = slurm.run("srun", "-N", "2", "sh", "-c", 'sleep 0.2; echo "$SECRET"')
+    assert done.stdout.splitlines() == [f'a "{word}", of $x'] * 2
+    assert seen == []
+
+
+def test_a_task_that_fails_ends_the_others_if_asked_to(slurm: Slurm, tmp_path: Path) -> None:
+    fails = f"until [ -e {tmp_path}/up ]; do sleep 0.05; done; exit 7"  # Slurm's TERM is for what has begun
+    words = ["-N", "2", "--kill-on-bad-exit=1", "sh", "-c"]
+    done = slurm.run("srun", *words, f"[ $SLURM_PROCID != 1 ] || {{ {fails}; }}; touch {tmp_path}/up; exec sleep 999")
+    assert "task 1: Exited with exit code 7" in done.stderr
+    codes = (128 + signal.SIGTERM, 128 + signal.SIGKILL)  # the second where the first was not enough for KillWait
+    assert done.returncode in codes, "the largest of all codes, which is not that of the first"
+
+
+def test_sbatch_waits_and_ends_as_the_script_does(slurm: Slurm, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\nhostname\nsrun hostname\nexit 7\n")
+    done = slurm.run("sbatch", "--wait", "-N", "2", "-o", f"{tmp_path}/out", f"{script}")
+    first, *tasks = (tmp_path / "out").read_text().split()
+    assert done.returncode == 7
+    assert first == slurm.hosts.names[0]
+    assert sorted(tasks) == list(slurm.hosts.names)
+
+
+def test_scancel(slurm: Slurm) -> None:
+    def tasks() -> list[str]:
+        lines = [line for i in range(2) for line in slurm.hosts.processes(i).values()]
+        return [line for line in lines if line.endswith("sleep 999")]
+
+    with child(["srun", "-N", "2", "sleep", "999"], env=slurm.env, stderr=subprocess.DEVNULL) as running:
+        until(lambda: len(tasks()) == 2, "each task to start")
+        assert slurm.run("scancel", *slurm.jobs()).returncode == 0
+        assert running.wait(LONG) != 0
+    until(lambda: not slurm.jobs(), "the job to be gone")
+    assert tasks() == []
+
+
+# ---- a real Grid Engine: that it runs what it is given, on both hosts, and says how it ended
+
+
+def test_qsub_waits_and_ends_as_the_job_does(sge: Sge, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text("hostname\nexit 7\n")
+    done = sge.run("qsub", "-sync", "y", "-cwd", "-j", "y", "-o", "out", f"{script}", cwd=tmp_path)
+    assert done.returncode == 7, done.stdout + done.stderr
+    assert (tmp_path / "out").read_text().strip() in sge.hosts.names
+
+
+def test_an_array_of_tasks_runs_on_both_hosts(sge: Sge, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text("echo $SGE_TASK_ID $(hostname)\n")
+    done = sge.run(
+        "qsub", "-sync", "y", "-t", "1-4", "-cwd", "-j", "y", "-o", "out.$TASK_ID", f"{script}", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [(tmp_path / f"out.{number}").read_text().split() for number in range(1, 5)]
+    assert [number for number, _ in lines] == ["1", "2", "3", "4"]
+    assert {name for _, name in lines} == set(sge.hosts.names)
+
+
+def test_qdel(sge: Sge) -> None:
+    sge.run("qsub", "-t", "1-4", "-b", "y", "-o", "/dev/null", "-e", "/dev/null", "sleep", "999")
+    until(lambda: all("sleep 999" in sge.hosts.processes(i).values() for i in range(2)), "each host to have a task")
+    assert sge.run("qdel", *set(sge.jobs())).returncode == 0
+    until(lambda: not sge.jobs(), "the job to be gone")
+    for i in range(2):
+        assert "sleep 999" not in sge.hosts.processes(i).values()

@@ -26,12 +26,7 @@ def environment() -> dict[str, str]:
 def run(words: Sequence[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; see ``start``."""
     return subprocess.run(
-        words,
-        cwd=cwd,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        words, cwd=cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 

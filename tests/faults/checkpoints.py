@@ -61,12 +61,7 @@ class CheckpointingJob:
             with CheckpointReader(whole[-1].path) as reader:
                 self.base, value = reader.manifest.rounds, reader.value(0, "w").clone()
         for rank, shard in enumerate(self._shards):
-            saver = Saver(
-                shard.checkpoints.memory,
-                directory,
-                rank,
-                partial(self._saved, rank),
-            )
+            saver = Saver(shard.checkpoints.memory, directory, rank, partial(self._saved, rank))
             shard.checkpoints.save = saver.save
             part = to_buffer(value[rank * SIZE : (rank + 1) * SIZE])
             self._ask(rank, wire.Open(self._me(), 0, "sync"))

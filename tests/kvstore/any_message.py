@@ -212,11 +212,15 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
     return plain[kind]
 
 
+@functools.cache
+def hints_of(cls: type[Any]) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
+
+
 @st.composite
 def any_message(draw: st.DrawFn, cls: type[Any]) -> Any:
     size = draw(st.integers(0, COUNT))
-    hints = get_type_hints(cls, include_extras=True)
-    return cls(**{name: draw(value_of(name, hint, size)) for name, hint in hints.items()})
+    return cls(**{name: draw(value_of(name, hint, size)) for name, hint in hints_of(cls).items()})
 
 
 def with_shorter(message: Any, field: str) -> list[Any]:

@@ -93,3 +93,10 @@ def acquaint(listener: Transport, other: Transport, link: bytes) -> bytes:
     listener.send(peer, [b"head", pattern(64 << 10)])
     receive(other)
     return peer
+
+
+def acquainted(ends: Ends) -> tuple[Transport, Transport, bytes]:
+    """A pair of ends that share memory by now, if they can."""
+    listener, other, link = ends.pair()
+    acquaint(listener, other, link)
+    return listener, other, link

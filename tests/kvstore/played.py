@@ -30,6 +30,9 @@ class Played:
     def connect(self, endpoint: str, *, bulk: bool = False) -> bytes:
         return endpoint.encode()
 
+    def disconnect(self, peer: bytes) -> None:
+        """Nothing comes over it any more."""
+
     def send(self, peer: bytes, frames: Sequence[Any], priority: int | None = None) -> None:
         request = wire.decode(frames)
         self.asked.append((peer, request))
@@ -68,6 +71,10 @@ def client_of(transport: Any, timeout_s: float = 10.0, patience_s: float = 0.0) 
     limits = WaitLimits(timeout_s, patience_s)
     client = Client(lambda: transport, lambda: transport.now, limits, "worker", 77, WINDOW)
     return client, client.connect("server 0", "server 0"), client.connect("server 1", "server 1")
+
+
+def over(transport: Any, **limits: float) -> tuple[Any, Client, bytes, bytes]:
+    return transport, *client_of(transport, **limits)
 
 
 def ask(client: Client, peer: bytes, operation: Operation, take: Callable[[Any], None] | None = None) -> None:

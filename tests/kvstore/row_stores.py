@@ -27,12 +27,7 @@ MORE_ROUNDS = [
     Kind("dist_sync", 4, 2, aggregators=2),
 ]
 QUORUM, SSP = Kind("dist_sync", 3, 2, quorum=3), Kind("dist_ssp", 2, 3)
-MORE_UPDATES = [
-    QUORUM,
-    SSP,
-    Kind("dist_async", 2, 2, "shm"),
-    Kind("dist_async", 4, 2, aggregators=2),
-]
+MORE_UPDATES = [QUORUM, SSP, Kind("dist_async", 2, 2, "shm"), Kind("dist_async", 4, 2, aggregators=2)]
 
 
 def each_of(kinds: list[Kind], slow: Sequence[Kind] = ()) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgpack
 from inproc import InprocNetwork, InprocTransport
-from waiting import LONG
+from waiting import came
 
 from kvstore.transport.shm.shared_memory import LARGE, SharedMemoryTransport
 
@@ -43,8 +43,7 @@ class Ends:
 
     def send(self, *frames: bytes) -> list[bytes]:
         self.other.send(self.link, frames)
-        received = self.listener.recv(LONG)
-        assert received is not None
+        received = came(self.listener)
         assert self.other.recv(0) is None, "nothing but an answer to a hello"
         return received[1]
 

@@ -6,7 +6,7 @@ import contextlib
 import socket
 from pathlib import Path
 
-from waiting import LONG
+from waiting import LONG, came
 
 from kvstore.transport.sockets.places import TcpPlaces, UnixPlaces
 from kvstore.transport.sockets.socket_transport import Places, SocketTransport
@@ -47,8 +47,7 @@ class Kind:
 
 
 def hear(listener: SocketTransport) -> bytes:
-    received = listener.recv(LONG)
-    assert received is not None
+    received = came(listener)
     listener.admit(received[0])
     return received[0]
 

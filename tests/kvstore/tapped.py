@@ -7,9 +7,7 @@ from typing import Any
 
 from threaded import ThreadedJob
 
-from kvstore.errors import (
-    KVStoreError,
-)
+from kvstore.errors import KVStoreError
 from kvstore.job.config import Config
 from kvstore.transport import Transport
 

@@ -1,8 +1,9 @@
-"""One tree of errors, and how one that crossed the wire becomes itself again."""
+"""One tree of errors, how one that crossed the wire becomes itself again, and logging that is limited in rate."""
 
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,10 @@ import workers.metrics
 from kvstore import errors
 from kvstore.codecs import options as codecs
 from kvstore.errors import BY_NAME, DeadlineExceeded, KVStoreError, PeerError, UsageError, rebuild
+from kvstore.rare_log import Drops, worth_a_line
+
+# ---- one tree of errors, and how one that crossed the wire becomes itself again
+
 
 ALL = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, KVStoreError)]
 
@@ -112,3 +117,28 @@ def test_who_misspells_a_name_is_told_which_was_meant(call: Callable[[Any], Any]
 
 def test_a_name_that_is_like_no_other_gets_no_guess() -> None:
     assert errors.meant("zzz", ["adam", "sgd"]) == errors.meant(3, ["adam"]) == errors.meant("adma", []) == ""
+
+
+# ---- rate-limited logging: the first, the tenth, the hundredth
+
+
+def test_lines_become_rarer_by_tens() -> None:
+    assert [count for count in range(2000) if worth_a_line(count)] == [1, 10, 100, 1000]
+
+
+def test_drops_are_counted_and_now_and_then_logged(caplog: pytest.LogCaptureFixture) -> None:
+    drops = Drops(logging.getLogger("somewhere"))
+    for number in range(1, 151):
+        drops.note("a message", f"reason {number}")
+    assert [record.getMessage() for record in caplog.records] == [
+        "dropped a message (1 so far): reason 1",
+        "dropped a message (10 so far): reason 10",
+        "dropped a message (100 so far): reason 100",
+    ]
+    assert {record.name for record in caplog.records} == {"somewhere"}
+
+
+def test_each_counts_for_itself(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        Drops(logging.getLogger("somewhere")).note("a message", "no reason")
+    assert len(caplog.records) == 2

@@ -120,13 +120,7 @@ class Worker:
         )
 
     def pull(
-        self,
-        ids: list[int],
-        clock: int | list[int] = 0,
-        store: int = 0,
-        *,
-        ranks: Sequence[int] = (),
-        back: Any = None,
+        self, ids: list[int], clock: int | list[int] = 0, store: int = 0, *, ranks: Sequence[int] = (), back: Any = None
     ) -> wire.Pull:
         clocks = [clock] * len(ids) if isinstance(clock, int) else clock
         return wire.Pull(self.me(), store=store, ids=ids, clocks=clocks, back=back, ranks=list(ranks))
@@ -194,6 +188,13 @@ class Desk:
             worker = self.workers[0]
             assert self.reply(worker, worker.init(values)) == wire.Ack(worker.seq)
 
+    def and_workers(self) -> tuple[Any, ...]:
+        """Itself and its workers, for a test to name."""
+        return self, *self.workers
+
+    def and_aggregators(self) -> tuple[Any, ...]:
+        return self, *self.aggregators
+
     def ask(self, worker: Worker, message: wire.Message) -> dict[tuple[int | str, int], Any]:
         return self.named(self.shard.handle(worker.peer, sent(message)))
 
@@ -235,9 +236,10 @@ def text_of(reply: Any, kind: str) -> str:
     return reply.text
 
 
-def optimized(desk: Desk, name: str = "sgd", lr: float = 0.5, **hyper: object) -> None:
+def optimized(desk: Desk, name: str = "sgd", lr: float = 0.5, **hyper: object) -> Desk:
     first = desk.workers[0]
     assert desk.reply(first, first.set_optimizer(name, lr, **hyper)) == wire.Ack(first.seq)
+    return desk
 
 
 def updating(workers: int, mode: str = "async", **rule: Any) -> Desk:

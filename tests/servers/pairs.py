@@ -87,5 +87,9 @@ class Pair(Desk):
             self.standby.apply(sent(record))
             self.applied += 1
 
+    def require_same(self) -> None:
+        self.catch_up()
+        assert state(self.standby) == state(self.shard)
+
     def take_over(self) -> None:
         self.shard = self.standby

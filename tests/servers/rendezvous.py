@@ -94,13 +94,7 @@ class Job:
         door: Door | None = None,
     ) -> None:
         self.scheduler = Scheduler(
-            workers,
-            servers,
-            LIMIT,
-            farewell_s,
-            door,
-            num_aggregators=len(aggregated),
-            replicas=replicas,
+            workers, servers, LIMIT, farewell_s, door, num_aggregators=len(aggregated), replicas=replicas
         )
         self.now = 1000.0
         self.workers = [Member("worker", 100 + n, n) for n in range(workers)]
@@ -121,6 +115,13 @@ class Job:
         for member in self.everyone:
             member.incarnation = 1
             assert self.beat(member)[0] == wire.Alive()
+
+    def and_workers(self) -> tuple[Any, ...]:
+        """Itself and its workers, for a test to name."""
+        return self, *self.workers
+
+    def and_members(self) -> tuple[Any, ...]:
+        return self, *self.everyone
 
     @property
     def everyone(self) -> list[Member]:

@@ -217,8 +217,7 @@ def hosts(**options: Any) -> Desk:
 
 
 def test_one_answer_is_given_to_each_host():
-    desk = hosts()
-    host, other = desk.aggregators
+    desk, host, other = hosts().and_aggregators()
     early = host.push({1: floats(3)}, ranks=[0, 1], want=True)
     pull = other.pull([1], 1, ranks=[2, 3])
     assert desk.ask(host, early) == desk.ask(other, pull) == {}
@@ -231,8 +230,7 @@ def test_one_answer_is_given_to_each_host():
 
 def test_hosts_are_summed_in_the_order_of_their_first_workers():
     values = [floats(1e8), floats(1.0), floats(-1e8)]
-    desk = Desk(5, values={1: floats(0)}, aggregated=[[1, 4], [0, 3]])
-    host, other = desk.aggregators
+    desk, host, other = Desk(5, values={1: floats(0)}, aggregated=[[1, 4], [0, 3]]).and_aggregators()
     desk.ask(desk.workers[2], desk.workers[2].push({1: values[2]}))
     desk.ask(host, host.push({1: values[1]}, ranks=[1, 4]))
     desk.ask(other, other.push({1: values[0]}, ranks=[0, 3]))
@@ -241,8 +239,7 @@ def test_hosts_are_summed_in_the_order_of_their_first_workers():
 
 
 def test_what_a_host_waits_for_is_explained_to_its_aggregator():
-    desk = hosts()
-    host, other = desk.aggregators
+    desk, host, other = hosts().and_aggregators()
     waiting = host.push({1: floats(3)}, ranks=[0, 1])
     desk.ask(host, waiting)
     desk.ask(other, other.push({1: floats(3)}, ranks=[2]))
@@ -267,8 +264,7 @@ def test_a_worker_and_an_aggregator_of_one_rank_may_wait_with_one_number():
 
 
 def test_the_same_push_does_not_count_by_itself_and_in_a_sum():
-    desk = hosts()
-    host, other = desk.aggregators
+    desk, host, other = hosts().and_aggregators()
     worker = desk.workers[1]
     desk.ask(worker, worker.push({1: floats(2)}))
     twice = host.push({1: floats(3)}, ranks=[0, 1])
@@ -280,8 +276,7 @@ def test_the_same_push_does_not_count_by_itself_and_in_a_sum():
 
 
 def test_what_an_aggregator_may_not_send_leaves_no_trace():
-    desk = hosts()
-    host, other = desk.aggregators
+    desk, host, other = hosts().and_aggregators()
     for message in (
         host.push({1: floats(100)}),
         host.push({1: floats(100)}, ranks=[1, 2]),
@@ -311,8 +306,7 @@ def test_a_host_that_waits_for_a_worker_that_has_left_is_told():
 
 
 def test_a_sum_with_the_push_of_a_worker_that_has_paused_before_is_refused():
-    desk = hosts()
-    host, other = desk.aggregators
+    desk, host, other = hosts().and_aggregators()
     worker = desk.workers[1]
     desk.ask(worker, worker.pause({1: 1, 2: 0}))
     for message in (host.push({1: floats(3)}, 2, ranks=[0, 1]), host.push({2: floats(3)}, 1, ranks=[0, 1])):
@@ -324,9 +318,7 @@ def test_a_sum_with_the_push_of_a_worker_that_has_paused_before_is_refused():
 
 
 def test_errors_of_a_round_name_the_workers_of_each_sum():
-    desk = hosts(finite=True)
-    optimized(desk, lr=1.0)
-    host, other = desk.aggregators
+    desk, host, other = optimized(hosts(finite=True), lr=1.0).and_aggregators()
     desk.ask(host, host.push({1: floats(3)}, ranks=[0, 1], lr=0.5))
     reply = desk.ask(other, other.push({1: floats(3)}, ranks=[2, 3], lr=0.25))[other.name, other.seq]
     assert text_of(reply, "Mismatch").endswith(": 0.5 on workers 0, 1, 0.25 on workers 2, 3")
@@ -339,8 +331,7 @@ def test_values_that_an_aggregator_reads_are_those_that_its_workers_have_read():
     """Delay compensation corrects a worker's gradient by what has changed since the worker has read."""
     ends = []
     for carried in ({}, {"ranks": [1]}):
-        desk = Desk(2, "async", {1: floats(1)}, aggregated=[[0, 1]], compensation=0.5)
-        optimized(desk, lr=1.0)
+        desk = optimized(Desk(2, "async", {1: floats(1)}, aggregated=[[0, 1]], compensation=0.5), lr=1.0)
         (host,) = desk.aggregators
         sender = host if carried else desk.workers[1]
         reads = sender.pull([1], ranks=[0, 1]) if carried else sender.pull([1])
@@ -355,9 +346,7 @@ def test_values_that_an_aggregator_reads_are_those_that_its_workers_have_read():
 
 
 def test_each_worker_of_a_sum_has_its_own_clock():
-    desk = hosts(mode="async", staleness=1, aggregate="host")
-    optimized(desk, lr=1.0)
-    host, other = desk.aggregators
+    desk, host, other = optimized(hosts(mode="async", staleness=1, aggregate="host"), lr=1.0).and_aggregators()
     desk.ask(other, other.push({1: floats(1)}, 3, ranks=[2, 3]))
     desk.ask(host, host.push({1: floats(10)}, 3, ranks=[0, 1], rank_clocks=[1, 3]))
     assert read(desk, desk.reply(host, host.pull([1], 2, ranks=[0]))) == -11
@@ -383,8 +372,7 @@ def test_each_worker_of_a_sum_has_its_own_clock():
     ],
 )
 def test_sums_that_a_store_does_not_take(rule: dict[str, Any], sum_of: dict[str, Any], words: str):
-    desk = hosts(**rule)
-    optimized(desk, lr=1.0)
+    desk = optimized(hosts(**rule), lr=1.0)
     host = desk.aggregators[0]
     assert words in text_of(desk.reply(host, host.push({1: floats(1)}, **sum_of)), "UsageError")
     assert desk.value(1) == 0

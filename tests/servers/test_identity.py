@@ -83,8 +83,7 @@ def test_who_is_refused_stays_a_stranger():
 
 
 def test_a_repeat_draws_no_answer_away():
-    desk = Desk(2, values={1: floats(0)})
-    a, b = desk.workers
+    desk, a, b = Desk(2, values={1: floats(0)}).and_workers()
     push = a.push({1: floats(1)}, want=True)
     assert desk.shard.handle(a.peer, sent(push)) == []
     assert desk.shard.handle(b"forger", sent(wire.Here(wire.Node("worker", 0, 1)))) == []
@@ -135,8 +134,7 @@ class KeyedJob(Job):
 
 
 def test_servers_are_told_the_workers_keys_and_workers_are_not():
-    job = KeyedJob(start=False)
-    w0, w1, server = job.everyone
+    job, w0, w1, server = KeyedJob(start=False).and_members()
     for member in (server, w1):
         assert job.say(member, member.join()) == []
     welcomes = dict(job.say(w0, w0.join()))
@@ -159,8 +157,7 @@ def test_an_aggregator_is_told_the_keys_of_its_own_workers():
 
 
 def test_whoever_joins_again_must_have_the_same_key():
-    job = KeyedJob(start=False)
-    w0, w1, server = job.everyone
+    job, w0, w1, server = KeyedJob(start=False).and_members()
     job.say(w0, w0.join())
     ((_, reply),) = job.forged(w0.join())
     assert text_of(reply, "UsageError") == "a process with another key has asked to join in this name"
@@ -171,8 +168,7 @@ def test_whoever_joins_again_must_have_the_same_key():
 
 
 def test_with_one_key_one_member_joins_at_a_time():
-    job = KeyedJob(start=False)
-    w0, w1, server = job.everyone
+    job, w0, w1, server = KeyedJob(start=False).and_members()
     job.say(w0, w0.join())
     ((_, reply),) = job.handle(w0.peer, w1.join())
     assert text_of(reply, "UsageError").startswith("a member has joined with this public key already")

@@ -232,36 +232,30 @@ def test_a_deadline_names_who_has_more_to_do_and_another_call_waits_on():
     assert "worker 1 to join" in text
 
 
-def test_the_failure_of_a_worker_is_told_to_those_who_have_joined():
-    def work(session: Session) -> str:
-        store = DistStore(session)
-        store.init("w", torch.zeros(3))
-        if session.rank == 1:
-            session.leave("ValueError: no such file")
-            return ""
-        with pytest.raises(NodeLost) as lost:
-            store.join()
-        return str(lost.value)
-
-    with ThreadedJob(2, 1) as cluster:
-        assert cluster.run_sessions(work)[0] == "worker 1 failed: ValueError: no such file"
-
-
-def test_a_worker_that_leaves_without_joining_is_named(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["ValueError: no such file"], "worker 1 failed: ValueError: no such file"),
+        ([], "worker 1 has left the job without join()"),
+    ],
+)
+def test_a_worker_that_fails_or_leaves_without_joining_is_named_to_those_who_have_joined(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
+):
     monkeypatch.setattr("servers.scheduler_process.FAREWELL_S", 0.2)
 
     def work(session: Session) -> str:
         store = DistStore(session)
         store.init("w", torch.zeros(3))
         if session.rank == 1:
-            session.leave()
+            session.leave(*words)
             return ""
         with pytest.raises(NodeLost) as lost:
             store.join()
         return str(lost.value)
 
     with ThreadedJob(2, 1) as cluster:
-        assert cluster.run_sessions(work)[0] == "worker 1 has left the job without join()"
+        assert cluster.run_sessions(work)[0] == told
 
 
 def test_alone_there_is_nobody_to_wait_for():

@@ -19,8 +19,7 @@ from servers.store.capture import StoreCapture
 
 def saved(directory: Path) -> tuple[Desk, list[Any]]:
     """Let a shard save checkpoint 5 in ``directory``; return it, and what its saver reported."""
-    desk = Desk(1, values={3: torch.arange(4.0)})
-    optimized(desk, momentum=0.5)
+    desk = optimized(Desk(1, values={3: torch.arange(4.0)}), momentum=0.5)
     outcomes: list[Any] = []
     ended = threading.Event()
 

@@ -42,8 +42,7 @@ ONE = [Spec((1,), "float32")]
 )
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_repeat_is_answered_again_and_not_applied_again(make: Callable[[Worker], wire.Message], mode: str):
-    desk = Desk(1, mode, values={1: floats(0)})
-    (a,) = desk.workers
+    desk, a = Desk(1, mode, values={1: floats(0)}).and_workers()
     desk.reply(a, a.set_optimizer("sgd", 1.0, momentum=0.5))
     desk.reply(a, a.push({1: floats(1)}, 1))
     message = make(a)
@@ -57,8 +56,7 @@ def test_a_repeat_is_answered_again_and_not_applied_again(make: Callable[[Worker
 
 
 def test_a_repeat_of_a_request_that_waits_is_answered_when_it_is_time_and_once():
-    desk = Desk(2, values={1: floats(0)})
-    a, b = desk.workers
+    desk, a, b = Desk(2, values={1: floats(0)}).and_workers()
     push, pull = a.push({1: floats(1)}, want=True), a.pull([1], 1)
     for message in (push, pull, push, pull):
         assert desk.ask(a, message) == {}
@@ -69,8 +67,7 @@ def test_a_repeat_of_a_request_that_waits_is_answered_when_it_is_time_and_once()
 
 
 def test_who_waits_is_answered_over_the_link_that_it_asks_again_over():
-    desk = Desk(2, values={1: floats(0)})
-    a, b = desk.workers
+    desk, a, b = Desk(2, values={1: floats(0)}).and_workers()
     push = a.push({1: floats(1)}, want=True)
     for link in (a.peer, b"made anew", a.peer):  # the last is what was left of the first
         assert desk.shard.handle(link, sent(push)) == []
@@ -80,8 +77,7 @@ def test_who_waits_is_answered_over_the_link_that_it_asks_again_over():
 
 
 def test_a_repeated_set_optimizer_that_waits_is_answered_once():
-    desk = Desk(2)
-    a, b = desk.workers
+    desk, a, b = Desk(2).and_workers()
     theirs = b.set_optimizer()
     assert desk.ask(b, theirs) == {}
     assert desk.ask(b, theirs) == {}
@@ -91,8 +87,7 @@ def test_a_repeated_set_optimizer_that_waits_is_answered_once():
 
 
 def test_a_repeated_pull_gets_the_values_of_its_round():
-    desk = Desk(1, values={1: floats(0)})
-    (a,) = desk.workers
+    desk, a = Desk(1, values={1: floats(0)}).and_workers()
     pull = a.pull([1])
     assert values_in(desk.reply(a, pull), ONE)[0].tolist() == [0]
     push = a.push({1: floats(5)}, want=True)
@@ -103,8 +98,7 @@ def test_a_repeated_pull_gets_the_values_of_its_round():
 
 
 def test_in_an_async_store_a_repeated_pull_gets_the_values_of_now():
-    desk = Desk(1, values={1: floats(0)}, mode="async")
-    (a,) = desk.workers
+    desk, a = Desk(1, values={1: floats(0)}, mode="async").and_workers()
     desk.reply(a, a.set_optimizer("sgd", 1.0))
     pull = a.pull([1])
     assert values_in(desk.reply(a, pull), ONE)[0].tolist() == [0]
@@ -113,8 +107,7 @@ def test_in_an_async_store_a_repeated_pull_gets_the_values_of_now():
 
 
 def test_a_repeat_of_what_is_done_is_dropped():
-    desk = Desk(1, values={1: floats(0)})
-    (a,) = desk.workers
+    desk, a = Desk(1, values={1: floats(0)}).and_workers()
     push = a.push({1: floats(1)})
     desk.reply(a, push)
     a.done = push.seq + 1
@@ -126,8 +119,7 @@ def test_a_repeat_of_what_is_done_is_dropped():
 def test_requests_that_overtake_each_other_end_the_same():
     grads = [floats(g) for g in (3.0, -1.5, 0.25)]
     for order in ([0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1], [1, 3, 0, 2]):
-        desk = Desk(1, values={1: floats(0)})
-        (a,) = desk.workers
+        desk, a = Desk(1, values={1: floats(0)}).and_workers()
         desk.reply(a, a.set_optimizer("sgd", 0.5, momentum=0.5))
         messages: list[wire.Message] = [a.push({1: grad}, clock) for clock, grad in enumerate(grads, start=1)]
         messages.append(a.pull([1], 3))
@@ -157,8 +149,7 @@ def test_requests_that_overtake_each_other_end_the_same():
     ids=lambda w: f"{w.role} {w.rank}.{w.incarnation}",
 )
 def test_a_stranger_is_refused_and_leaves_no_trace(stranger: Worker):
-    desk = Desk(2, values={1: floats(0)})
-    a, b = desk.workers
+    desk, a, b = Desk(2, values={1: floats(0)}).and_workers()
     for message in (stranger.open(), stranger.push({1: floats(9)}), stranger.explain(1), stranger.set_optimizer()):
         ((peer, reply),) = desk.shard.handle(stranger.peer, message)
         assert peer == stranger.peer
@@ -184,14 +175,7 @@ def test_what_is_no_request_is_dropped(message: wire.Message):
         wire.Leave(sender(0, 50), error=None),
         wire.Census(sender(0, 50)),
         wire.Declare(
-            sender(0, 50),
-            store=0,
-            keys=["a"],
-            kinds=[0],
-            shapes=[[1]],
-            dtypes=["float32"],
-            bound=1,
-            longest=2**40,
+            sender(0, 50), store=0, keys=["a"], kinds=[0], shapes=[[1]], dtypes=["float32"], bound=1, longest=2**40
         ),
     ],
 )
@@ -214,16 +198,14 @@ def test_a_store_has_one_mode():
 
 @pytest.mark.parametrize("what", ["init", "put_states"])
 def test_only_worker_0_gives_values_and_states(what: str):
-    desk = Desk(2, values={1: floats(0)})
-    a, b = desk.workers
+    desk, a, b = Desk(2, values={1: floats(0)}).and_workers()
     desk.ask(a, a.set_optimizer(momentum=0.9))
     message = b.init({2: floats(1)}) if what == "init" else b.put_states({(1, "momentum_buffer"): floats(1)})
     assert text_of(desk.reply(b, message), "UsageError").startswith("only worker 0 may send ")
 
 
 def test_stores_do_not_share_segments_or_optimizers():
-    desk = Desk(1, values={1: floats(1)})
-    (a,) = desk.workers
+    desk, a = Desk(1, values={1: floats(1)}).and_workers()
     desk.reply(a, a.open("async", store=7))
     desk.reply(a, a.init({1: floats(70)}, store=7))
     desk.reply(a, a.set_optimizer("sgd", 1.0, store=7))
@@ -257,14 +239,12 @@ def test_an_explanation_fits_into_a_message():
 
 
 def test_nothing_is_known_of_a_request_that_does_not_wait():
-    desk = Desk(1, values={1: floats(0)})
-    (a,) = desk.workers
+    desk, a = Desk(1, values={1: floats(0)}).and_workers()
     assert desk.reply(a, a.explain(12345)).text == ""
 
 
 def test_an_unexpected_error_is_answered_with_its_name_and_a_bounded_text(monkeypatch: pytest.MonkeyPatch):
-    desk = Desk(1, values={1: floats(0)})
-    (a,) = desk.workers
+    desk, a = Desk(1, values={1: floats(0)}).and_workers()
 
     def fail(*_args: Any) -> None:
         raise RuntimeError("x" * 10_000)
@@ -278,8 +258,7 @@ def test_an_unexpected_error_is_answered_with_its_name_and_a_bounded_text(monkey
 
 
 def test_memory_for_repeats_is_bounded_by_what_is_outstanding():
-    desk = Desk(1, values={1: torch.zeros(4)})
-    (a,) = desk.workers
+    desk, a = Desk(1, values={1: torch.zeros(4)}).and_workers()
     for _ in range(200):
         a.done = a.seq + 1
         desk.reply(a, a.pull([1]))
@@ -303,16 +282,14 @@ def test_a_rule_that_makes_no_sense_is_refused(mode: str, rule: dict[str, Any], 
 
 
 def test_workers_with_different_rules_are_told() -> None:
-    desk = Desk(2)
-    a, b = desk.workers
+    desk, a, b = Desk(2).and_workers()
     desk.reply(a, a.open("async", store=3, staleness=2))
     text = text_of(desk.reply(b, b.open("async", store=3, staleness=3)), "Mismatch")
     assert text == "store 3 is async, staleness 3 on worker 1, but async, staleness 2 on worker 0"
 
 
 def test_how_far_it_is() -> None:
-    desk = Desk(1, values={1: floats(0), 2: floats(0)})
-    (a,) = desk.workers
+    desk, a = Desk(1, values={1: floats(0), 2: floats(0)}).and_workers()
     assert (Shard(0, 1).rounds, desk.shard.rounds) == (0, 0)
     for clock in (1, 2):
         desk.reply(a, a.push({2: floats(1)}, clock))
@@ -320,8 +297,7 @@ def test_how_far_it_is() -> None:
 
 
 def test_whether_somebody_may_speak_is_found_out_without_serving_them() -> None:
-    desk = Desk(1, values={1: floats(0)})
-    (a,) = desk.workers
+    desk, a = Desk(1, values={1: floats(0)}).and_workers()
     assert desk.shard.refusal(b"link", a.push({1: floats(1)}, 1)) is None
     (answer,) = desk.shard.refusal(b"link", wire.Census(sender(7))) or []
     assert text_of(answer[1], "UsageError").startswith("worker 7 is neither a worker nor an aggregator of this job")

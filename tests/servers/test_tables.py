@@ -27,9 +27,7 @@ from kvstore.table import Table
 
 
 def test_a_push_without_rows_is_a_contribution_all_the_same():
-    desk = with_tables()
-    optimized(desk, lr=1.0)
-    a, b = desk.workers
+    desk, a, b = optimized(with_tables(), lr=1.0).and_workers()
     mine, theirs = push_rows(a, {7: {}}), push_rows(b, {7: {3: (1, 0)}})
     assert desk.ask(a, mine) == {}
     assert desk.ask(b, theirs) == {(0, mine.seq): wire.Ack(mine.seq), (1, theirs.seq): wire.Ack(theirs.seq)}
@@ -37,8 +35,7 @@ def test_a_push_without_rows_is_a_contribution_all_the_same():
 
 
 def test_tables_and_arrays_have_rounds_of_their_own_in_one_store():
-    desk = with_tables(1)
-    (a,) = desk.workers
+    desk, a = with_tables(1).and_workers()
     ask(desk, a.init({1: floats(0, 0)}))
     optimized(desk, lr=1.0)
     desk.reply(a, a.push({1: floats(1, 2)}))
@@ -48,9 +45,7 @@ def test_tables_and_arrays_have_rounds_of_their_own_in_one_store():
 
 
 def test_tables_of_one_message_may_be_at_different_rounds():
-    desk = with_tables(1, tables={7: Table(shape=(4, 2)), 8: Table(dim=2)})
-    optimized(desk, lr=1.0)
-    (a,) = desk.workers
+    desk, a = optimized(with_tables(1, tables={7: Table(shape=(4, 2)), 8: Table(dim=2)}), lr=1.0).and_workers()
     desk.reply(a, push_rows(a, {8: {2**40: (1, 1)}}, wide=True))
     reply = desk.reply(
         a, push_rows(a, {7: {3: (1, 1)}, 8: {2**40: (1, 1)}}, [1, 2], {7: [3], 8: [5, 2**40]}, wide=True)
@@ -59,8 +54,7 @@ def test_tables_of_one_message_may_be_at_different_rounds():
 
 
 def test_a_pull_waits_for_its_round_and_says_for_whom():
-    desk = with_tables()
-    a, b = desk.workers
+    desk, a, b = with_tables().and_workers()
     desk.ask(a, push_rows(a, {7: {1: (1, 1)}}))
     pull = pull_rows(a, {7: [1]}, clock=1)
     assert desk.ask(a, pull) == {}
@@ -71,8 +65,7 @@ def test_a_pull_waits_for_its_round_and_says_for_whom():
 
 
 def test_a_priority_comes_back():
-    desk = with_tables(1)
-    (a,) = desk.workers
+    desk, a = with_tables(1).and_workers()
     assert desk.reply(a, push_rows(a, {7: {1: (1, 0)}}, wanted={7: [1]}, priority=5)).priority == 5
 
 
@@ -80,9 +73,7 @@ def test_a_priority_comes_back():
 
 
 def test_async_each_push_is_an_update_and_nobody_waits():
-    desk = with_tables(2, "async")
-    optimized(desk, lr=1.0)
-    a, b = desk.workers
+    desk, a, b = optimized(with_tables(2, "async"), lr=1.0).and_workers()
     assert rows_in(desk.reply(a, push_rows(a, {7: {1: (1, 1)}}, wanted={7: [1]}))) == [[[-1, -1]]]
     reply = desk.reply(b, push_rows(b, {7: {1: (1, 1)}}, wanted={7: [1]}))
     assert rows_in(reply) == [[[-2, -2]]]
@@ -91,9 +82,7 @@ def test_async_each_push_is_an_update_and_nobody_waits():
 
 
 def test_a_worker_that_is_too_far_ahead_waits():
-    desk = with_tables(2, "async", staleness=1)
-    optimized(desk, lr=1.0)
-    a, b = desk.workers
+    desk, a, b = optimized(with_tables(2, "async", staleness=1), lr=1.0).and_workers()
     desk.reply(a, push_rows(a, {7: {1: (1, 1)}}))
     second = push_rows(a, {7: {1: (1, 1)}}, 2, {7: [1]})
     assert desk.ask(a, second) == {}
@@ -103,9 +92,7 @@ def test_a_worker_that_is_too_far_ahead_waits():
 
 @pytest.mark.parametrize(("late", "expected"), [("drop", [[-3, -3]]), ("keep", [[-6.75, -6.75]])])
 def test_with_a_quorum_a_round_is_scaled_and_late_rows_are_dropped_or_kept(late: str, expected: list[list[float]]):
-    desk = with_tables(3, quorum=2, late=late)
-    optimized(desk, lr=0.5)
-    a, b, c = desk.workers
+    desk, a, b, c = optimized(with_tables(3, quorum=2, late=late), lr=0.5).and_workers()
     for worker in (a, b):
         desk.ask(worker, push_rows(worker, {7: {1: (1, 1)}}))
     reply = desk.reply(c, push_rows(c, {7: {1: (1, 1)}}, wanted={7: [1]}))
@@ -118,9 +105,7 @@ def test_with_a_quorum_a_round_is_scaled_and_late_rows_are_dropped_or_kept(late:
 
 
 def test_a_worker_inside_join_is_in_no_later_round():
-    desk = with_tables(2)
-    optimized(desk, lr=1.0)
-    a, b = desk.workers
+    desk, a, b = optimized(with_tables(2), lr=1.0).and_workers()
     pause = a.pause({7: 0})
     assert desk.ask(a, pause) == {}
     theirs = push_rows(b, {7: {1: (1, 1)}})
@@ -136,8 +121,7 @@ def test_a_worker_inside_join_is_in_no_later_round():
 
 
 def test_a_worker_that_has_left_is_named_to_those_who_wait_for_its_rows():
-    desk = with_tables(2)
-    a, _ = desk.workers
+    desk, a, _ = with_tables(2).and_workers()
     mine = push_rows(a, {7: {1: (1, 1)}}, wanted={7: [1]})
     desk.ask(a, mine)
     replies = desk.named(desk.shard.depart([1]))
@@ -146,8 +130,7 @@ def test_a_worker_that_has_left_is_named_to_those_who_wait_for_its_rows():
 
 
 def test_with_a_quorum_rounds_do_without_a_worker_that_has_left():
-    desk = with_tables(2, quorum=2)
-    a, _ = desk.workers
+    desk, a, _ = with_tables(2, quorum=2).and_workers()
     mine = push_rows(a, {7: {1: (1, 1)}}, wanted={7: [1]})
     desk.ask(a, mine)
     assert rows_in(desk.named(desk.shard.depart([1]))[0, mine.seq]) == [[[2, 2]]]
@@ -174,9 +157,7 @@ def test_with_a_quorum_rounds_do_without_a_worker_that_has_left():
     ],
 )
 def test_a_repeat_is_answered_again_and_not_applied_again(make: Any, mode: str):
-    desk = with_tables(1, mode)
-    optimized(desk, lr=1.0)
-    (a,) = desk.workers
+    desk, a = optimized(with_tables(1, mode), lr=1.0).and_workers()
     desk.reply(a, push_rows(a, {7: {1: (1, 1)}}))
     message = make(a)
     first = desk.reply(a, message)
@@ -188,9 +169,7 @@ def test_a_repeat_is_answered_again_and_not_applied_again(make: Any, mode: str):
 
 
 def test_a_repeat_in_an_async_store_is_answered_with_the_rows_of_now_that_it_wants_itself():
-    desk = with_tables(2, "async")
-    optimized(desk, lr=1.0)
-    a, b = desk.workers
+    desk, a, b = optimized(with_tables(2, "async"), lr=1.0).and_workers()
     mine = push_rows(a, {7: {1: (1, 1)}}, wanted={7: [1]})
     assert rows_in(desk.reply(a, mine)) == [[[-1, -1]]]
     desk.reply(b, push_rows(b, {7: {1: (1, 1)}}))
@@ -198,8 +177,7 @@ def test_a_repeat_in_an_async_store_is_answered_with_the_rows_of_now_that_it_wan
 
 
 def test_a_repeat_of_a_push_that_waits_is_answered_once_and_counts_once():
-    desk = with_tables(2)
-    a, b = desk.workers
+    desk, a, b = with_tables(2).and_workers()
     mine = push_rows(a, {7: {1: (1, 1)}}, wanted={7: [1]})
     assert desk.ask(a, mine) == desk.ask(a, mine) == {}
     theirs = push_rows(b, {7: {1: (1, 1)}})
@@ -211,15 +189,13 @@ def test_a_repeat_of_a_push_that_waits_is_answered_once_and_counts_once():
 
 
 def test_a_store_that_all_have_closed_has_no_tables_any_more():
-    desk = with_tables(1)
-    (a,) = desk.workers
+    desk, a = with_tables(1).and_workers()
     desk.reply(a, wire.Close(a.me(), 0))
     assert "not open" in text_of(desk.reply(a, pull_rows(a, {7: [1]})), "UsageError")
 
 
 def test_answers_hold_the_rows_of_their_round():
-    desk = with_tables(1)
-    (a,) = desk.workers
+    desk, a = with_tables(1).and_workers()
     outbox = desk.shard.handle(a.peer, push_rows(a, {7: {1: (1, 1)}}, wanted={7: [1]}))
     ((_, reply),) = outbox
     assert isinstance(reply, wire.Rows)

@@ -1,4 +1,4 @@
-"""Jobs whose servers have standbys, in virtual time: a server that dies changes no value, and no bit."""
+"""Jobs whose servers have standbys, in virtual time, and processes that are killed in many orders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from itertools import islice
 from typing import Any
 
 import pytest
+from faults.orders import order
 from simulation.network import Weather
+from simulation.orders import Ordered
 from simulation.runs import HOSTS, Plan, carry_out
 from simulation.takeovers import CODED, SEATS, exhaustive, judge, replicated, short, with_tables
 
@@ -24,6 +26,8 @@ from servers.requests.replies import Outbox
 from servers.store.bucket import Bucket
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
+
+# ---- jobs whose servers have standbys, in virtual time: a server that dies changes no value, and no bit
 
 
 def require(plan: Plan, *wanted: str) -> None:
@@ -51,7 +55,10 @@ def test_a_server_that_dies_takes_no_assigned_sum_along() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("hosts", "step"), [((), 101), pytest.param(HOSTS[0], 307, marks=pytest.mark.release)])
+@pytest.mark.parametrize(
+    ("hosts", "step"),
+    [((), 202), *(pytest.param(*case, marks=pytest.mark.release) for case in (((), 101), (HOSTS[0], 307)))],
+)
 def test_whoever_dies_costs_nothing_but_time(hosts: tuple[tuple[int, ...], ...], step: int) -> None:
     for base in short(1, hosts):
         for plan in exhaustive(base, (*SEATS, "scheduler"), step=step):
@@ -201,3 +208,34 @@ def test_a_mutation_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_server_that_comes_back_is_not_believed() -> None:
     require(ZOMBIE, "exact")
+
+
+# ---- processes that are killed, stopped and continued in many orders, in virtual time, under launch.py's supervision
+
+
+def require_order(seed: int, ends: tuple[str, ...], hosts: tuple[tuple[int, ...], ...] = ()) -> None:
+    chosen = order(seed, ends=ends)
+    run = Ordered(chosen, seed, Weather(), hosts)
+    assert run.verdict == "", f"{chosen}: {run.verdict}\n{run.trace()}"
+
+
+ENDS = ("", "server", "standby", "both", "scheduler")
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_only_what_has_ended_a_job_is_named_and_who_comes_back_never_ends_it(end: str) -> None:
+    for seed in range(2):
+        require_order(seed, (end,))
+
+
+@pytest.mark.parametrize("end", ["worker", "aggregator"])
+def test_nor_does_it_if_a_worker_or_an_aggregator_ends_the_job_later(end: str) -> None:
+    for seed in range(2):
+        require_order(seed, (end,), HOSTS[0])
+
+
+@pytest.mark.faults
+def test_all_orders_by_seeds() -> None:
+    for seed in range(300):
+        require_order(seed, ENDS)
+        require_order(seed, ("", "worker", "aggregator"), HOSTS[0])

@@ -68,9 +68,7 @@ def pair(
 
 
 def alone(
-    do: Step = plain_step,
-    make: Callable[[Any], torch.optim.Optimizer] = sgd,
-    build: Callable[[], nn.Module] = network,
+    do: Step = plain_step, make: Callable[[Any], torch.optim.Optimizer] = sgd, build: Callable[[], nn.Module] = network
 ) -> nn.Module:
     """What the optimizer itself makes of it, with all samples."""
     model = build()

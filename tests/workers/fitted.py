@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any
 
@@ -65,6 +65,19 @@ def state(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def same_bits(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def require_resumable(
+    cluster: ThreadedJob, work: Callable[..., Any], prefix: str, places: Sequence[tuple[int, int]]
+) -> list[Any]:
+    """Run ``work`` whole, then from the checkpoint of each epoch and batch: same weights, same later history."""
+    whole = run(cluster, work)
+    for place in places:
+        resumed = run(cluster, lambda *stores: work(*stores, resume=Checkpoint(prefix, *place)))  # noqa: B023
+        for (weights, history), (again, later) in zip(whole, resumed, strict=True):
+            assert same_bits(weights, again), place
+            assert history[place[0] :] == later, place
+    return whole
 
 
 def go_on(checkpoint: Checkpoint, model: nn.Module | None = None, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""The group of workers of a process that is alone; ddp/test_optimizer_processes.py has one with others."""
+"""The group of workers of a process that is alone; ddp/test_optimizer.py has one with others."""
 
 from __future__ import annotations
 

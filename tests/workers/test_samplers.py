@@ -99,11 +99,7 @@ def test_batches_are_gluons(split, size, last, epochs):
 
 
 @given(
-    splits,
-    st.integers(1, 7),
-    st.sampled_from(["keep", "discard", "rollover", None]),
-    st.integers(0, 60),
-    st.booleans(),
+    splits, st.integers(1, 7), st.sampled_from(["keep", "discard", "rollover", None]), st.integers(0, 60), st.booleans()
 )
 def test_a_resumed_run_goes_on_to_the_item(split, size, last, stop, other_part):
     length, parts = split
@@ -204,7 +200,7 @@ def test_what_cannot_be_is_refused():
         SplitSampler(2, 3, even_size=True)
 
 
-# ---- A sampler's position counts what the program has been given, however its loader reads
+# ---- a sampler's position counts what the program has been given, however its loader reads
 
 SAMPLES, EPOCHS = 22, 2  # 11 for each of two parts: batches of 3, 3, 3 and 2
 

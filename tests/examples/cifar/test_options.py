@@ -163,7 +163,7 @@ def test_so_many_examples_only(dataset):
     assert len(choice.first(dataset, 10).validation) == len(dataset.validation)
 
 
-# ---- A setting in one word
+# ---- a setting in one word
 
 
 @pytest.mark.parametrize(

@@ -193,13 +193,7 @@ def test_without_small_arrays_every_stretch_has_a_payload() -> None:
 
 @pytest.mark.parametrize(
     ("nbytes", "piece"),
-    [
-        (0, 160),
-        (4 * PARTS * 160, 160),
-        (4 * PARTS * 200, 200),
-        (4 * PARTS * 640, 640),
-        (10**9, 640),
-    ],
+    [(0, 160), (4 * PARTS * 160, 160), (4 * PARTS * 200, 200), (4 * PARTS * 640, 640), (10**9, 640)],
 )
 def test_each_server_has_so_many_pieces_of_a_small_store(nbytes: int, piece: int) -> None:
     assert Pieces(640, 160, 4).of(nbytes) == piece

@@ -334,28 +334,19 @@ def test_each_pause_has_a_number_of_its_own() -> None:
         assert {message.number for _, message in rig.session.asked} == {number}
 
 
-def test_a_worker_whose_call_was_late_still_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(operation: Operation, timeout: float | None) -> None:
-        raise DeadlineExceeded(f"{operation} is not done after {timeout} s")
+@pytest.mark.parametrize(("error", "under_way"), [(DeadlineExceeded("late"), True), (UsageError("no"), False)])
+def test_a_pause_goes_on_after_a_late_call_and_is_over_once_refused(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, under_way: bool
+) -> None:
+    def fail(operation: Operation, timeout: float | None) -> None:
+        raise error
 
     rig = Rig(answers=False)
     rig.joining.begin(rig.entries)
-    monkeypatch.setattr(rig.session.client, "wait", late)
-    with pytest.raises(DeadlineExceeded):
+    monkeypatch.setattr(rig.session.client, "wait", fail)
+    with pytest.raises(type(error)):
         rig.joining.wait(0.5)
-    assert rig.joining.under_way
-
-
-def test_a_pause_that_is_refused_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(operation: Operation, timeout: float | None) -> None:
-        raise UsageError("no")
-
-    rig = Rig(answers=False)
-    rig.joining.begin(rig.entries)
-    monkeypatch.setattr(rig.session.client, "wait", refused)
-    with pytest.raises(UsageError):
-        rig.joining.wait(None)
-    assert not rig.joining.under_way
+    assert rig.joining.under_way == under_way
 
 
 def same(one: Any, two: Any) -> bool:

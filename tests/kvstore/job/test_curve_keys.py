@@ -120,9 +120,7 @@ def test_settings_and_addresses_are_read_without_zeromq() -> None:
 MEMBERS = [("scheduler", 0), ("server", 0), ("server", 1), ("worker", 0), ("worker", 1), ("worker", 2)]
 SECRET = "0123456789abcdef0123456789abcdef"
 KEYRINGS = pytest.mark.parametrize(
-    "keyring",
-    [Keyring.random(MEMBERS), Keyring.derived(SECRET, "kvstore-0-abc", MEMBERS)],
-    ids=["random", "derived"],
+    "keyring", [Keyring.random(MEMBERS), Keyring.derived(SECRET, "kvstore-0-abc", MEMBERS)], ids=["random", "derived"]
 )
 
 

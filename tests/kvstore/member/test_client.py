@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from played import BARRIER, WINDOW, Answers, Played, acknowledge, ask, client_of
+from played import BARRIER, WINDOW, Answers, Played, acknowledge, ask, client_of, over
 
 from kvstore import wire
 from kvstore.errors import DeadlineExceeded, KVStoreError, Mismatch, NodeLost, NotFinite, ServerError, UsageError
@@ -20,15 +20,13 @@ from kvstore.ticket import Operation, WaitLimits
 
 
 def test_a_call_returns_the_reply():
-    transport = Played(acknowledge)
-    client, a, _ = client_of(transport)
+    transport, client, a, _ = over(Played(acknowledge))
     assert client.call(a, "x", wire.Barrier, **BARRIER) == wire.Ack(1)
     assert transport.waits == []
 
 
 def test_requests_are_numbered_and_say_what_is_done():
-    transport = Played()
-    client, a, b = client_of(transport)
+    transport, client, a, b = over(Played())
     operations = [Operation("x", (), client) for _ in range(3)]
     for operation, peer in zip(operations, (a, b, a), strict=True):
         ask(client, peer, operation)
@@ -50,8 +48,7 @@ def test_requests_are_numbered_and_say_what_is_done():
 
 
 def test_what_has_no_answer_is_asked_again_in_order_when_a_link_has_been_made_anew():
-    transport = Played()
-    client, a, b = client_of(transport)
+    transport, client, a, b = over(Played())
     operations = [Operation("x", (), client) for _ in range(4)]
     for operation, peer in zip(operations, (a, b, a, a), strict=True):
         ask(client, peer, operation)
@@ -76,8 +73,7 @@ class InTurn(PendingRequest):
 
 
 def test_a_request_made_in_turn_is_asked_again_only_if_it_has_gone():
-    transport = Played()
-    client, a, _ = client_of(transport)
+    transport, client, a, _ = over(Played())
     operation = Operation("x", (), client)
     for _ in range(2):
         client.submit(operation, ready, [InTurn(a, operation, turn=Turn(WINDOW, 0))])
@@ -99,8 +95,7 @@ def test_a_failure_is_raised_by_its_name_and_does_not_reach_the_taker():
 
 
 def test_what_makes_no_sense_is_dropped(caplog: pytest.LogCaptureFixture):
-    transport = Played()
-    client, a, b = client_of(transport)
+    transport, client, a, b = over(Played())
     operation = Operation("x", (), client)
     ask(client, a, operation)
     for nonsense in (
@@ -128,8 +123,7 @@ def test_what_makes_no_sense_is_dropped(caplog: pytest.LogCaptureFixture):
 
 
 def test_an_answer_that_cannot_be_taken_fails_its_ticket_and_no_other():
-    transport = Played()
-    client, a, b = client_of(transport)
+    transport, client, a, b = over(Played())
     bad, good = Operation("x", ["k"], client), Operation("y", (), client)
 
     def take(_reply: Any) -> None:
@@ -147,8 +141,7 @@ def test_an_answer_that_cannot_be_taken_fails_its_ticket_and_no_other():
 
 def test_whoever_sees_a_ticket_done_sees_its_error():
     """The error is there before the operation looks done, for another thread may look at any time."""
-    transport = Played(lambda _, request: [wire.Failure(request.seq, "ServerError", "x")])
-    client, a, _ = client_of(transport)
+    _, client, a, _ = over(Played(lambda _, request: [wire.Failure(request.seq, "ServerError", "x")]))
     seen = []
     ask(client, a, Operation("x", (), client, lambda operation: seen.append(set(operation.open))))
     client.poll()
@@ -156,8 +149,7 @@ def test_whoever_sees_a_ticket_done_sees_its_error():
 
 
 def test_a_request_that_cannot_be_encoded_leaves_nothing_behind():
-    transport = Played(acknowledge)
-    client, a, _ = client_of(transport)
+    transport, client, a, _ = over(Played(acknowledge))
     operation = Operation("x", (), client)
     with pytest.raises(UnicodeEncodeError):
         client.ask(operation, Question(a, operation, wire.Leave, {"error": "\ud800"}))
@@ -169,11 +161,16 @@ def test_a_request_that_cannot_be_encoded_leaves_nothing_behind():
 # ---- endings
 
 
-def test_what_ends_the_job_ends_all_waits_and_the_first_reason_stays():
-    transport = Played()
-    client, a, _ = client_of(transport)
+def asking() -> tuple[Played, Client, bytes, Operation]:
+    """A client that has asked server 0 something, over a transport where nothing comes."""
+    transport, client, a, _ = over(Played())
     operation = Operation("x", (), client)
     ask(client, a, operation)
+    return transport, client, a, operation
+
+
+def test_what_ends_the_job_ends_all_waits_and_the_first_reason_stays():
+    transport, client, a, operation = asking()
     client.fail(NodeLost("server 1 is lost"))
     client.fail(NodeLost("something later"))
     for action in (operation.wait, client.check, lambda: client.call(a, "y", wire.Barrier, **BARRIER)):
@@ -184,10 +181,7 @@ def test_what_ends_the_job_ends_all_waits_and_the_first_reason_stays():
 
 
 def test_an_answer_that_was_there_before_the_end_of_the_job_is_taken():
-    transport = Played()
-    client, a, _ = client_of(transport)
-    operation = Operation("x", (), client)
-    ask(client, a, operation)
+    transport, client, a, operation = asking()
     transport.arrive(a, wire.Failure(1, "NotFinite", "push 3 by this worker"))
     client.fail(NodeLost("worker 0 has failed"))
     with pytest.raises(NotFinite, match="push 3 by this worker"):
@@ -195,10 +189,7 @@ def test_an_answer_that_was_there_before_the_end_of_the_job_is_taken():
 
 
 def test_after_closing_every_call_says_so():
-    transport = Played()
-    client, a, _ = client_of(transport)
-    operation = Operation("x", (), client)
-    ask(client, a, operation)
+    transport, client, a, operation = asking()
     client.close()
     assert transport.closed
     for action in (operation.wait, operation.done, lambda: client.call(a, "y", wire.Barrier, **BARRIER)):
@@ -207,8 +198,7 @@ def test_after_closing_every_call_says_so():
 
 
 def test_a_request_that_no_peer_would_take_is_refused_at_the_call():
-    transport = Played(acknowledge)
-    client, server, _ = client_of(transport)
+    transport, client, server, _ = over(Played(acknowledge))
     keys = [f"{number:01000}" for number in range(17_000)]
     with pytest.raises(UsageError, match="use fewer at once"):
         client.call(server, "telling", wire.Ready, store=0, keys=keys)
@@ -219,8 +209,7 @@ def test_a_request_that_no_peer_would_take_is_refused_at_the_call():
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_what_ends_the_making_of_new_links_is_raised_and_the_next_call_makes_them(times: int):
     """The handler of an alarm raises what looks like an error of the system's."""
-    transport = Played(acknowledge)
-    client, a, _ = client_of(transport)
+    transport, client, a, _ = over(Played(acknowledge))
     left = [TimeoutError("an alarm") for _ in range(times)]
 
     def abandon() -> None:
@@ -311,8 +300,7 @@ def asked(client: Client, peer: bytes) -> Operation:
 
 
 def test_a_sender_does_not_wait_for_one_who_waits():
-    gate = Gate()
-    client, a, b = client_of(gate)
+    gate, client, a, b = over(Gate())
     waiting = Waiting(asked(client, a))
     for _ in range(5):
         assert gate.waiting.wait(10)
@@ -325,8 +313,7 @@ def test_a_sender_does_not_wait_for_one_who_waits():
 
 def test_two_who_wait_both_get_theirs_in_either_order():
     for order in ((1, 2), (2, 1)):
-        gate = Gate()
-        client, a, b = client_of(gate)
+        gate, client, a, b = over(Gate())
         both = {1: Waiting(asked(client, a)), 2: Waiting(asked(client, b))}
         for seq in order:
             assert gate.waiting.wait(10)
@@ -335,8 +322,7 @@ def test_two_who_wait_both_get_theirs_in_either_order():
 
 
 def test_what_one_thread_takes_in_wakes_the_other():
-    gate = Gate()
-    client, a, b = client_of(gate)
+    gate, client, a, b = over(Gate())
     first = Waiting(asked(client, a))
     assert gate.waiting.wait(10)
     second = Waiting(asked(client, b))
@@ -347,8 +333,7 @@ def test_what_one_thread_takes_in_wakes_the_other():
 
 
 def test_a_failure_wakes_all_who_wait():
-    gate = Gate()
-    client, a, b = client_of(gate)
+    gate, client, a, b = over(Gate())
     both = [Waiting(asked(client, peer)) for peer in (a, b)]
     assert gate.waiting.wait(10)
     client.fail(NodeLost("over"))
@@ -366,8 +351,7 @@ def test_closing_wakes_all_who_wait():
 
 
 def test_polling_does_not_wait_for_one_who_waits():
-    gate = Gate()
-    client, a, b = client_of(gate)
+    gate, client, a, b = over(Gate())
     other = asked(client, b)
     waiting = Waiting(asked(client, a))
     assert gate.waiting.wait(10)
@@ -385,8 +369,7 @@ def test_a_wait_ends_at_its_deadline_and_asks_what_holds_it_up():
         assert request.about == {a: 1, b: 2}[peer]
         return [wire.Explanation(request.seq, "waits for worker 1")] if peer == a else []
 
-    transport = Played(answers)
-    client, a, b = client_of(transport)
+    transport, client, a, b = over(Played(answers))
     operation = Operation("pull", ["w", "x"], client)
     for peer in (a, b, a):
         ask(client, peer, operation)
@@ -423,8 +406,7 @@ def guided(
             return []
         return explained(request) if explained else [wire.Explanation(request.seq, "waits for worker 1", [1])]
 
-    transport = Played(answers)
-    client, a, _ = client_of(transport)
+    transport, client, a, _ = over(Played(answers))
     client.guide = client.connect("the scheduler", "the scheduler")
     return transport, client, a
 
@@ -497,8 +479,7 @@ def test_an_answer_that_comes_while_it_is_asked_for_is_not_too_late():
 
 
 def test_without_a_timeout_the_clients_counts_and_waiting_again_is_allowed():
-    transport = Played()
-    client, a, _ = client_of(transport, timeout_s=7.0)
+    transport, client, a, _ = over(Played(), timeout_s=7.0)
     operation = Operation("x", (), client)
     ask(client, a, operation)
     with pytest.raises(DeadlineExceeded, match="after 7 s"):
@@ -508,8 +489,7 @@ def test_without_a_timeout_the_clients_counts_and_waiting_again_is_allowed():
 
 
 def test_a_ticket_may_have_a_deadline_of_its_own():
-    transport = Played()
-    client, a, _ = client_of(transport)
+    _, client, a, _ = over(Played())
     operation = Operation("x", (), client, limits=WaitLimits(2.0, 2.0))
     ask(client, a, operation)
     with pytest.raises(DeadlineExceeded, match="after 2 s"):
@@ -517,8 +497,7 @@ def test_a_ticket_may_have_a_deadline_of_its_own():
 
 
 def test_wait_all_shares_one_deadline_and_leaves_errors_to_the_tickets():
-    transport = Played(lambda _, r: [wire.Failure(r.seq, "ServerError", "x")] if r.seq == 1 else [])
-    client, a, _ = client_of(transport)
+    transport, client, a, _ = over(Played(lambda _, r: [wire.Failure(r.seq, "ServerError", "x")] if r.seq == 1 else []))
     failed, late = Operation("x", (), client), Operation("y", (), client)
     ask(client, a, failed)
     client.wait_all([failed])

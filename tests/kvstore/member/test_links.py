@@ -88,6 +88,10 @@ class Case:
     def receive(self) -> None:
         self.links.receive(lambda: False, 0.0)
 
+    def hear(self, peer: bytes, message: wire.Message | None) -> None:
+        self.ends.arrive(peer, message)
+        self.receive()
+
     def asked(self) -> list[tuple[bytes, int]]:
         """The requests that were sent over the ends in use."""
         return [(peer, message.seq) for peer, message in self.ends.sent if isinstance(message, wire.Request)]
@@ -131,12 +135,10 @@ def test_requests_are_numbered_and_answers_find_them(case: Case) -> None:
     first, second = case.ask(A, B), case.ask(A)
     assert case.asked() == [(A, 1), (B, 2), (A, 3)]
     case.ends.arrive(B, wire.Ack(2))
-    case.ends.arrive(A, wire.Ack(3))
-    case.receive()
+    case.hear(A, wire.Ack(3))
     assert (first.done(), second.done(), second.wait()) == (False, True, wire.Ack(3))
     assert case.links.answers == 2
-    case.ends.arrive(A, wire.Ack(1))
-    case.receive()
+    case.hear(A, wire.Ack(1))
     assert first.done()
 
 
@@ -156,8 +158,7 @@ def test_requests_in_turn_go_by_priority_while_the_window_has_room(case: Case) -
     case.submit(*(Values(A, operation, bytearray(1), Turn(WINDOW, priority)) for priority in (0, 1, 2)))
     assert case.asked() == [(A, 3)]
     assert case.links.congested
-    case.ends.arrive(A, wire.Ack(3))
-    case.receive()
+    case.hear(A, wire.Ack(3))
     assert case.asked() == [(A, 3), (A, 2)]
     case.links.hurry(operation)
     assert case.asked() == [(A, 3), (A, 2), (A, 1)]
@@ -177,8 +178,7 @@ def test_links_that_are_made_anew_ask_again_what_had_gone(case: Case) -> None:
     assert case.ends is not old
     assert case.ends.sent[:2] == [(A, wire.Here(NODE)), (B, wire.Here(NODE))]
     assert case.asked() == [(A, 1), (B, 3)], "the second waits for its turn still"
-    case.ends.arrive(A, wire.Ack(1))
-    case.receive()
+    case.hear(A, wire.Ack(1))
     assert case.asked()[-1] == (A, 2)
 
 
@@ -300,8 +300,7 @@ def test_what_is_given_up_is_sent_as_it_was_and_takes_nothing(case: Case) -> Non
     case.links.give_up(operation)
     assert (gone.forsaken, waiting.forsaken, case.ends.detached) == (True, True, True)
     array[0] = 9
-    case.ends.arrive(A, wire.Ack(1))
-    case.receive()
+    case.hear(A, wire.Ack(1))
     assert [message.number for peer, message in case.ends.sent if isinstance(message, wire.Barrier)] == [5, 5]
     assert not waiting.borrows
 
@@ -322,8 +321,7 @@ def test_links_that_cannot_be_made_stay_torn_and_the_next_try_makes_them(case: C
 def test_after_close_nothing_is_received_nor_made_anew(case: Case) -> None:
     case.links.close(0.5)
     assert case.ends.closed == 0.5
-    case.ends.arrive(A, wire.Ack(1))
-    case.receive()
+    case.hear(A, wire.Ack(1))
     assert len(case.ends.inbox) == 1
     case.links.suspect()
     case.links.recover()

@@ -19,14 +19,7 @@ from waiting import LONG, until
 
 from kvstore import wire
 from kvstore.client import DistStore
-from kvstore.errors import (
-    JOB_FAILED_EXIT,
-    DeadlineExceeded,
-    Mismatch,
-    NodeLost,
-    ServerError,
-    UsageError,
-)
+from kvstore.errors import JOB_FAILED_EXIT, DeadlineExceeded, Mismatch, NodeLost, ServerError, UsageError
 from kvstore.job.config import Config
 from kvstore.member import client
 from kvstore.member import session as sessions

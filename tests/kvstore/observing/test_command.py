@@ -1,4 +1,4 @@
-"""``kvstore-status``: its exit codes and what it prints, of played sessions and of jobs in this process."""
+"""``kvstore-status``, and its observer's links."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ import io
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from observed_job import ObservedJob
+from played import Played
 from viewed_job import PLACE, server, view_of, worker
 
 from kvstore import wire
-from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost
-from kvstore.job.curve_keys import pair, with_key
+from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost, UsageError
+from kvstore.job.config import Config
+from kvstore.job.curve_keys import CurveKeys, pair, with_key
 from kvstore.job.directory import make_private
 from kvstore.job.place import FILE
 from kvstore.job.trace_target import TraceTarget
 from kvstore.job.valid_values import RoundWindow
 from kvstore.observing.choice import NoSuchJob, jobs_here, place_at, place_named
 from kvstore.observing.columns import TextLine
+from kvstore.observing.observer_session import GONE_S, ObserverSession, stacks_in
 from kvstore.observing.status_command import (
     FAILED,
     NO_ANSWER,
@@ -39,6 +42,10 @@ from kvstore.observing.status_command import (
     printable,
 )
 from kvstore.observing.view import JobView
+from kvstore.wire.guests import MOST_EVENTS, MOST_LOCATED
+
+# ---- ``kvstore-status``: its exit codes and what it prints, of played sessions and of jobs in this process
+
 
 OPTIONS = {"all": False, "links": False, "stacks": False, "json": False, "watch": None, "timeout": 5.0}
 
@@ -343,3 +350,158 @@ def test_a_file_without_a_key_is_refused_and_not_shown(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="40 characters") as refused:
             place_at(address, file)
         assert "hunter2" not in str(refused.value)
+
+
+# ---- an observer of real jobs over each kind of link, and of schedulers that do not answer, with a clock that moves
+
+
+KINDS = ["unix", "tcp", "zeromq", "curve"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_is_seen_and_does_not_wait_for_who_looks(kind: str, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    directory = tmp_path if kind == "unix" else None
+    with ObservedJob(1, 1, kind, directory=directory) as job, job.observe() as observer:
+        view, later = observer.look(), observer.look()
+    assert {(member.name, member.state) for member in view.members} == {("worker 0", "ready"), ("server 0", "ready")}
+    assert [event.text for event in later.events] == ["all 2 members have joined"]
+    assert later.at >= view.at >= view.started
+    assert job.exit_codes == {"scheduler": 0, "server 0": 0}
+
+
+def test_another_key_or_another_members_key_sees_nothing() -> None:
+    with ObservedJob(1, 1, "curve") as job:
+        config = job.config("observer")
+        assert config.keys is not None
+        stranger = dataclasses.replace(config, keys=CurveKeys.of_observer(pair()[1], config.keys.root))
+        with job.observe(0.3, stranger) as observer, pytest.raises(DeadlineExceeded, match="key is another job's"):
+            observer.look()
+        member = dataclasses.replace(config, keys=job.config("worker", 0).keys)
+        with job.observe(config=member) as observer, pytest.raises(UsageError, match="another key than observers have"):
+            observer.look()
+        with job.observe() as observer:
+            assert len(observer.look().members) == 2
+
+
+# ---- without a job
+
+ROOT = "tcp://10.0.0.1:5555"
+
+
+class PlayedScheduler(Played):
+    """One that tells of these events, or, without any, says nothing."""
+
+    def __init__(self, events: Sequence[str] | None = None) -> None:
+        super().__init__(self._answer)
+        self.first = 1
+        self.events = events
+
+    def _answer(self, _peer: bytes, request: Any) -> list[wire.Message]:
+        if self.events is None:
+            return []
+        if isinstance(request, wire.Observe):
+            skipped = max(0, request.after + 1 - self.first) if request.after < self.first + len(self.events) else 0
+            lines = [[0.0, line] for line in self.events[skipped:]]
+            first = self.first + skipped
+            return [wire.Observed(request.seq, 1.0, 0.0, [1, 1, 0, 0], [], None, "", first, lines, [])]
+        if isinstance(request, wire.Locate):
+            places = [f"is at train.py:{rank}" for rank in request.ranks]
+            return [wire.Located(request.seq, request.ranks, places)]
+        return []
+
+    def recv(self, timeout: float) -> Any:
+        return super().recv(timeout) or None
+
+    def interrupt(self) -> None:
+        self.inbox.append(())  # type: ignore[arg-type]  # what ends one wait
+
+
+def session_of(transport: Any, listens: bool | None = True) -> ObserverSession:
+    config = dataclasses.replace(Config(), role="observer", root=ROOT)
+    return ObserverSession(config, 5.0, lambda: transport, lambda: transport.now, lambda _: listens)
+
+
+def texts(session: ObserverSession) -> list[str]:
+    return [event.text for event in session.look().events]
+
+
+def test_a_scheduler_that_is_stopped_is_waited_for_until_the_deadline() -> None:
+    transport = PlayedScheduler()
+    with pytest.raises(DeadlineExceeded, match="not answered within 5 s: it is stopped") as late:
+        session_of(transport).look()
+    assert late.value.silent == ("the scheduler",)
+    assert 5.0 <= transport.now < 7.0
+
+
+def test_where_nobody_listens_the_job_has_ended() -> None:
+    transport = PlayedScheduler()
+    with pytest.raises(NodeLost, match=r"nobody listens at tcp://10\.0\.0\.1:5555"):
+        session_of(transport, listens=False).look()
+    assert GONE_S <= transport.now < 5.0
+
+
+def test_events_are_asked_for_once_and_kept() -> None:
+    transport = PlayedScheduler(["a", "b"])
+    session = session_of(transport)
+    assert texts(session) == ["a", "b"]
+    transport.events = ["a", "b", "c"]
+    assert texts(session) == ["a", "b", "c"]
+    assert [asked.after for _, asked in transport.asked if isinstance(asked, wire.Observe)] == [0, 2]
+
+
+def test_a_pause_ends_by_itself_by_word_of_a_death_and_by_who_ends_it() -> None:
+    transport = PlayedScheduler(["a"])
+    session = session_of(transport)
+    session.wait(3.0)
+    assert transport.now == 3.0
+    transport.arrive(ROOT.encode(), wire.Ack(0))
+    session.wait(3.0)
+    session.wake()
+    session.wait(3.0)
+    assert transport.now == 3.0
+    transport.arrive(ROOT.encode(), wire.Ack(0))  # once more, while it asks
+    assert texts(session) == ["a"]
+
+
+def test_a_scheduler_that_was_started_again_tells_its_events_anew() -> None:
+    transport = PlayedScheduler(["a", "b", "c"])
+    session = session_of(transport)
+    assert len(texts(session)) == 3
+    transport.events = ["A"]
+    assert texts(session) == ["A"]
+
+
+def test_only_the_latest_events_are_kept() -> None:
+    transport = PlayedScheduler([str(number) for number in range(MOST_EVENTS)])
+    session = session_of(transport)
+    session.look()
+    transport.first, transport.events = 1 + MOST_EVENTS, ["new"]
+    assert texts(session) == [*map(str, range(1, MOST_EVENTS)), "new"]
+
+
+def test_many_members_are_located_in_several_questions() -> None:
+    transport = PlayedScheduler([])
+    ranks = range(MOST_LOCATED + 3)
+    located = session_of(transport).locate("worker", [*ranks, 0])
+    assert (located.ranks, located.places[1]) == (list(ranks), "is at train.py:1")
+    assert [len(asked.ranks) for _, asked in transport.asked if isinstance(asked, wire.Locate)] == [MOST_LOCATED, 3]
+
+
+def test_stacks_are_read_and_nothing_else_is() -> None:
+    stacks = wire.Stacks(
+        wire.Node("worker", 0, 1), 1, "train.py:3 in main", "sleeps", [["MainThread", ["train.py:3 in main"]]]
+    )
+    located = wire.Located(0, [0], ["is at train.py:3 in main"], [bytes(wire.encode(stacks)[0])])
+    assert [one.place for one in stacks_in(located)] == ["train.py:3 in main"]
+    other = wire.Located(0, [0], [""], [bytes(wire.encode(wire.Beat(wire.Node("worker", 0, 1)))[0])])
+    with pytest.raises(Exception, match="expected stacks, got a Beat"):
+        list(stacks_in(other))
+
+
+def test_closing_twice_is_once() -> None:
+    transport = PlayedScheduler([])
+    session = session_of(transport)
+    session.close()
+    session.close()
+    assert len(transport.asked) == 1

@@ -24,40 +24,38 @@ def test_gradients_are_turned_round_and_then_decay_is_added(maximize: bool, deca
     assert torch.equal(rows, torch.full((2, 3), 2.0))
 
 
+DTYPES = [torch.float32, torch.float64]
+ADAGRAD = {"lr": 0.05, "lr_decay": 0.01, "initial_accumulator_value": 0.1}
+
+
 @pytest.mark.parametrize("width", [1, 10, 64])
-def test_it_is_torchs_of_sparse_gradients_to_the_bit(width: int) -> None:
-    hyper = {"lr": 0.05, "lr_decay": 0.01, "initial_accumulator_value": 0.1}
-    first = torch.randn(50, width)
+@pytest.mark.parametrize(
+    ("name", "torchs", "hyper", "states", "dtype"),
+    [
+        ("adagrad", torch.optim.Adagrad, ADAGRAD, {"sum"}, torch.float32),
+        *(
+            ("adam", torch.optim.SparseAdam, {"lr": 0.01, "betas": (0.8, 0.99)}, {"exp_avg", "exp_avg_sq"}, dtype)
+            for dtype in DTYPES
+        ),
+        ("sgd", torch.optim.SGD, {"lr": 0.05}, set(), torch.float32),
+    ],
+)
+def test_it_is_torchs_of_sparse_gradients_to_the_bit(
+    name: str, torchs: Any, hyper: dict[str, Any], states: set[str], dtype: torch.dtype, width: int
+) -> None:
+    first = torch.randn(50, width, dtype=dtype)
     weight = first.clone().requires_grad_()
-    torchs = eager(torch.optim.Adagrad)([weight], **hyper)  # type: ignore[arg-type]
-    ours = Stepped("adagrad", first, **hyper)
+    theirs, ours = eager(torchs)([weight], **hyper), Stepped(name, first, **hyper)
     for ids, grads in sparse_batches(first, 30):
-        step_torchs(torchs, weight, ids, grads)
+        step_torchs(theirs, weight, ids, grads)
         ours.step(ids, grads)
     assert torch.equal(ours.weight, weight.detach())
-    assert torch.equal(ours.states["sum"], torchs.state[weight]["sum"])
+    assert set(ours.states) == states
+    assert all(torch.equal(ours.states[state], theirs.state[weight][state]) for state in states)
 
 
 def test_decay_is_added_to_the_gradient() -> None:
     Stepped.require_as_torch("adagrad", eager(torch.optim.Adagrad), lr=0.05, weight_decay=0.1, maximize=True)
-
-
-DTYPES = [torch.float32, torch.float64]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [1, 10, 64])
-def test_adam_is_torchs_sparse_adam_to_the_bit(dtype: torch.dtype, width: int) -> None:
-    first = torch.randn(50, width, dtype=dtype)
-    weight = first.clone().requires_grad_()
-    torchs = eager(torch.optim.SparseAdam)([weight], lr=0.01, betas=(0.8, 0.99))
-    ours = Stepped("adam", first, lr=0.01, betas=(0.8, 0.99))
-    for ids, grads in sparse_batches(first, 30):
-        step_torchs(torchs, weight, ids, grads)
-        ours.step(ids, grads)
-    assert torch.equal(ours.weight, weight.detach())
-    assert torch.equal(ours.states["exp_avg"], torchs.state[weight]["exp_avg"])
-    assert torch.equal(ours.states["exp_avg_sq"], torchs.state[weight]["exp_avg_sq"])
 
 
 @pytest.mark.parametrize("hyper", [{}, {"weight_decay": 0.1}, {"amsgrad": True, "maximize": True}])
@@ -67,18 +65,6 @@ def test_adamw_of_all_rows_is_torchs(hyper: dict[str, float]) -> None:
 
 def test_adam_with_decay_adds_it_to_the_gradient() -> None:
     Stepped.require_as_torch("adam", eager(torch.optim.Adam), lr=0.01, eps=1e-12, weight_decay=0.1, amsgrad=True)
-
-
-def test_without_momentum_it_is_torchs_of_sparse_gradients_to_the_bit() -> None:
-    first = torch.randn(50, 10)
-    weight = first.clone().requires_grad_()
-    torchs = eager(torch.optim.SGD)([weight], lr=0.05)
-    ours = Stepped("sgd", first, lr=0.05)
-    for ids, grads in sparse_batches(first, 20):
-        step_torchs(torchs, weight, ids, grads)
-        ours.step(ids, grads)
-    assert torch.equal(ours.weight, weight.detach())
-    assert not ours.states
 
 
 @pytest.mark.parametrize(

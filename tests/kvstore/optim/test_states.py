@@ -254,12 +254,7 @@ def groups() -> ParamGroups:
 
 
 def test_each_key_has_its_group_and_multipliers() -> None:
-    assert groups().rates(["w", "b", "c", "x"]) == [
-        Rates(0, 2.0, 1.0),
-        Rates(1, 1.0, 0.0),
-        Rates(2, 1.0, 1.0),
-        Rates(),
-    ]
+    assert groups().rates(["w", "b", "c", "x"]) == [Rates(0, 2.0, 1.0), Rates(1, 1.0, 0.0), Rates(2, 1.0, 1.0), Rates()]
     assert groups().number("c") == 2
 
 

@@ -178,8 +178,7 @@ def _mappings(array, name):
 
 
 @pytest.mark.skipif(
-    None in (slabs.ADVICE, slabs.COLLAPSE) or not slabs.huge_pages_allowed(),
-    reason="the system gives no huge pages",
+    None in (slabs.ADVICE, slabs.COLLAPSE) or not slabs.huge_pages_allowed(), reason="the system gives no huge pages"
 )
 def test_many_small_tables_have_huge_pages_in_few_mappings(monkeypatch):
     monkeypatch.undo()

@@ -18,10 +18,7 @@ from kvstore.optim.optimizer import names
 from kvstore.rule import Rule
 from kvstore.values import Leaving, as_tensor, from_host, reduce_to
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 
 GPU = "cuda:0"
 

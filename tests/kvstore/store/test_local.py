@@ -1,7 +1,9 @@
-"""Stores in one process, besides what all stores do (``conformance/``)."""
+"""``KVStore`` as a class to make stores from, and stores in one process."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,278 @@ import pytest
 import torch
 
 import kvstore as kv
+from kvstore.client import DistStore
 from kvstore.errors import WeightsInDoubt
 from kvstore.optim.optimizer import builtin, describe
 from kvstore.optim.optimizer_class import OptimizerClass
 from kvstore.rows.row_table import RowStates
-from kvstore.store.local import LocalTables
+from kvstore.store import registry as names_of_stores
+from kvstore.store.local import LocalStore, LocalTables
+
+# ---- ``KVStore`` as a class to make stores from: what a subclass gets, and what it does not do
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_store_can_be_added() -> None:
+    @kv.KVStore.register
+    class Doubling(kv.KVStore):
+        def __init__(self, factor: float = 2.0) -> None:
+            super().__init__()
+            self.factor = factor
+
+        def _pushpull(self, values: Any, outs: Any, priority: int, copy: bool) -> kv.Ticket:
+            for key, its in outs.items():
+                for out in its:
+                    out.copy_(self.factor * sum(values[key]))
+            return kv.Ticket("pushpull", list(values))
+
+    store = kv.create("DOUBLING", factor=3.0)
+    assert type(store) is Doubling
+    assert store.type == "doubling"
+    out = torch.empty(2)
+    store.pushpull("w", [torch.ones(2), torch.ones(2)], out)
+    assert out.tolist() == [6, 6]
+    assert (store.rank, store.num_workers, store.num_dead_nodes()) == (0, 1, 0)
+    assert store.statistics() == kv.Statistics()
+    assert "doubling" in names_of_stores.store_names()
+    with pytest.raises(kv.UnknownName, match="doubling"):
+        kv.create("foo")
+
+
+@pytest.mark.usefixtures("registry")
+def test_what_an_added_store_does_not_do_is_unsupported() -> None:
+    @kv.KVStore.register
+    class Bare(kv.KVStore):
+        pass
+
+    store = kv.create("bare")
+    value = torch.ones(1)
+    for call in (
+        lambda: store.init("w", value),
+        lambda: store.push("w", value),
+        lambda: store.pull("w", value),
+        lambda: store.pushpull("w", value),
+        lambda: store.broadcast("w", value, value),
+        lambda: store._set_updater(lambda key, pushed, stored: None),
+    ):
+        with pytest.raises(NotImplementedError, match="a 'bare' store has no"):
+            call()
+    store.barrier()
+    store.close()
+
+
+def test_only_stores_can_be_added(registry: dict[str, type[kv.KVStore]]) -> None:
+    for thing in (dict, 3, LocalStore()):
+        with pytest.raises(kv.UsageError, match="only a subclass of KVStore can be registered"):
+            kv.KVStore.register(thing)  # type: ignore[type-var]
+    assert registry == {}
+
+
+class Counting(kv.KVStore):
+    """Keeps what the methods for subclasses are called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, ...]] = []
+
+    def _init(self, values: Any, listed: Any) -> None:
+        self.calls.append(("init", values, listed))
+
+    def _push(self, values: Any, priority: int) -> kv.Ticket:
+        self.calls.append(("push", values, priority))
+        return kv.Ticket("push", list(values))
+
+    def _pull(self, outs: Any, priority: int, copy: bool) -> kv.Ticket:
+        self.calls.append(("pull", outs, priority, copy))
+        return kv.Ticket("pull", list(outs))
+
+    def _pushpull(self, values: Any, outs: Any, priority: int, copy: bool) -> kv.Ticket:
+        self.calls.append(("pushpull", values, outs, priority, copy))
+        return kv.Ticket("pushpull", list(values))
+
+
+def test_a_subclass_gets_keys_with_a_list_of_values_each() -> None:
+    store = Counting()
+    store.init(["a", "b"], [1.0, 2.0])
+    store.push("a", [3.0, 4.0], priority=5)
+    store.pull("a", "out", copy=False)
+    store.pushpull("a", 6.0)
+    store.broadcast("c", 7.0, "out")
+    assert store.calls == [
+        ("init", {"a": [1.0], "b": [2.0]}, ["a", "b"]),
+        ("push", {"a": [3.0, 4.0]}, 5),
+        ("pull", {"a": ["out"]}, 0, False),
+        ("pushpull", {"a": [6.0]}, {"a": [6.0]}, 0, True),
+        ("init", {"c": [7.0]}, ["c"]),
+        ("pull", {"c": ["out"]}, 0, True),
+    ]
+
+
+def test_a_store_has_keys_of_one_kind() -> None:
+    store = Counting()
+    store.init("a", 1.0)
+    with pytest.raises(kv.UsageError, match="keys of one kind, str"):
+        store.push(3, 1.0)
+    with pytest.raises(kv.UsageError, match="keys of one kind"):
+        Counting().init(["a", 3], [1.0, 2.0])
+
+
+def test_what_an_init_that_fails_has_asked_for_is_not_the_kind_of_keys() -> None:
+    class Refusing(Counting):
+        def _init(self, values: Any, listed: Any) -> None:
+            raise kv.UsageError("no")
+
+    store = Refusing()
+    with pytest.raises(kv.UsageError, match="no"):
+        store.init("a", 1.0)
+    store.push(3, 1.0)
+
+
+def test_leaving_its_block_closes_a_store_unless_an_error_does() -> None:
+    class Closing(kv.KVStore):
+        closed = 0
+
+        def close(self) -> None:
+            self.closed += 1
+
+    with Closing() as store:
+        pass
+    assert store.closed == 1  # type: ignore[attr-defined]
+    with pytest.raises(KeyError), store:
+        raise KeyError
+    assert store.closed == 1  # type: ignore[attr-defined]
+
+
+def test_a_capability_that_there_is_not() -> None:
+    with pytest.raises(kv.UnknownName, match="choose from optimizer"):
+        Counting().is_capable("flying")
+
+
+def test_mxnets_names_for_these_work() -> None:
+    store = Counting()
+    store._barrier()
+    with pytest.raises(kv.Unsupported, match="servers take no commands"):
+        store._send_command_to_servers(0, "")
+    with pytest.raises(kv.UsageError, match="row_ids is missing"):
+        store.row_sparse_pull("a")
+
+
+def test_empty_makes_a_tensor() -> None:
+    empty = Counting().empty((2, 3), "int32")
+    assert (empty.shape, empty.dtype) == ((2, 3), torch.int32)
+
+
+@pytest.mark.parametrize("store", [LocalStore, DistStore])
+def test_help_of_a_store_is_that_of_the_interface(store: type[kv.KVStore]) -> None:
+    assert store.pushpull.__doc__ == kv.KVStore.pushpull.__doc__
+    members = {name: inspect.getdoc(member) or "" for name, member in inspect.getmembers(store) if name[0] != "_"}
+    assert [name for name, text in members.items() if text.startswith("See ")] == []
+    assert members["learning_rate"] == inspect.getdoc(kv.KVStore.learning_rate)
+
+
+def test_a_store_without_a_job_saves_no_checkpoints() -> None:
+    store = kv.create()
+    assert store.save_checkpoint(if_due=True) is None
+    assert not store.attach("name", torch.nn.Linear(1, 1))
+    with pytest.raises(kv.UsageError, match=r"attach\('name', ...\) takes .* load_state_dict, not object"):
+        store.attach("name", object())
+    with pytest.raises(kv.Unsupported, match="a 'local' store has no save_checkpoint"):
+        store.save_checkpoint()
+
+
+class Alone(kv.KVStore):
+    """Of one worker."""
+
+
+class Several(kv.KVStore):
+    """Of three workers."""
+
+    @property
+    def num_workers(self) -> int:
+        return 3
+
+
+def test_a_barrier_of_one_worker_is_passed_and_join_returns_its_rank() -> None:
+    store = Alone()
+    store.barrier()
+    assert (store.join(), store.rank, store.num_workers, store.num_dead_nodes()) == (0, 0, 1, 0)
+    assert not store.check_finite
+    store.report({"loss": 0.5}, input_s=0.1)  # to nobody
+
+
+def test_workers_that_have_others_cannot_join_by_themselves() -> None:
+    with pytest.raises(kv.Unsupported, match="a 'several' store has no join"):
+        Several().join()
+
+
+class Bare(kv.KVStore):
+    pass
+
+
+class Updating(kv.KVStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.set: list[dict[str, Any]] = []
+
+    def set_optimizer(self, optimizer: Any, **hyperparameters: Any) -> None:
+        self.set.append({"optimizer": optimizer, **hyperparameters})
+
+    def set_hyperparameters(self, **hyperparameters: Any) -> None:
+        self.set.append(hyperparameters)
+
+
+def test_what_a_store_does_not_do_is_unsupported() -> None:
+    store = Bare()
+    for call in (
+        lambda: store.set_optimizer("sgd"),
+        lambda: store.set_updater(lambda key, pushed, stored: None),
+        lambda: store.learning_rate,
+        lambda: store.set_learning_rate(0.1),
+        lambda: store.set_hyperparameters(rescale_grad=1.0),
+        lambda: store.save_optimizer_states("s"),
+        lambda: store.load_optimizer_states("s"),
+    ):
+        with pytest.raises(NotImplementedError, match="a 'bare' store has no"):
+            call()
+
+
+def test_a_rate_is_a_hyper_parameter() -> None:
+    store = Updating()
+    store.set_learning_rate(0.25)
+    assert store.set == [{"learning_rate": 0.25}]
+
+
+def test_a_store_is_capable_of_an_optimizer_if_it_takes_one() -> None:
+    assert Updating().is_capable("Optimizer")
+    assert not Bare().is_capable("optimizer")
+    with pytest.raises(kv.UnknownName, match="there is no capability 'updater'; choose from optimizer"):
+        Bare().is_capable("updater")
+
+
+class NoTables(kv.KVStore):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (lambda store: store.row_sparse_pull("t", row_ids=[1]), "row_sparse_pull"),
+        (lambda store: store.pushpull("t", 1.0, row_ids=[1]), "pushpull with row_ids"),
+        (lambda store: store.put_rows("t", 1.0), "put_rows"),
+        (lambda store: store.table_rows("t"), "table_rows"),
+        (lambda store: store.evict("t"), "evict"),
+        (lambda store: store.table_statistics("t"), "table_statistics"),
+        (lambda store: store.save_table("t", "dir"), "save_table"),
+        (lambda store: store.load_table("t", "dir"), "load_table"),
+    ],
+)
+def test_a_store_without_tables_says_so(call: Callable[[kv.KVStore], Any], what: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"a 'notables' store has no {what}"):
+        call(NoTables())
+
+
+# ---- stores in one process, besides what all stores do (``conformance/``)
+
 
 NAMES = pytest.mark.parametrize("name", ["local", "device"])
 

@@ -326,7 +326,7 @@ def test_from_threads() -> None:
     assert results["bad"].args == ("no data", "")
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_training_is_that_of_a_local_store() -> None:
     results = launcher.run(called.train, (8,), num_workers=2, num_servers=1, timeout=LONG)
     _, expected = called.train(8)

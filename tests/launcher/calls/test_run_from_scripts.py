@@ -27,10 +27,7 @@ def script(tmp_path: Path, short: Path) -> Iterator[Script]:
         path, token = tmp_path / "script.py", uuid.uuid4().hex
         path.write_text(textwrap.dedent(text))
         environ = {name: value for name, value in os.environ.items() if not name.startswith("OMP_NUM")}
-        environ |= {
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(called.__file__).parent)]),
-            "TMPDIR": str(short),
-        }
+        environ |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(called.__file__).parent)]), "TMPDIR": str(short)}
         with path.open("rb") as source:
             command = [sys.executable, *([str(path)] if way == "file" else [])]
             process = launch(command, environ, token, tmp_path, tmp_path, stdin=source, stdout=stdout)

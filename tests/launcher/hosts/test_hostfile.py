@@ -193,41 +193,36 @@ def shown(placed: dict[Host, list[tuple[str, int]]]) -> dict[str, str]:
     }
 
 
-def test_hosts_are_filled_in_their_order() -> None:
-    assert shown(place(job(4, 2), [A, B, C])) == {"a": "s0 w0 w1", "b": "s1 w2", "c": "w3"}
-    assert shown(place(job(2, 3), [A, B, C])) == {"a": "s0 s1 s2 w0 w1"}
-
-
-def test_or_taken_in_turn() -> None:
-    assert shown(place(job(4, 4, "round-robin"), [A, B, C])) == {"a": "s0 s3 w0 w3", "b": "s1 w1", "c": "s2 w2"}
-    assert shown(place(job(7, 1, "round-robin"), [A, B, C])) == {"a": "s0 w0 w3", "b": "w1", "c": "w2 w4 w5 w6"}
-
-
-def test_hosts_that_say_nothing_share_evenly() -> None:
-    assert shown(place(job(5), [X, Y, Z])) == {"x": "s0 w0 w1", "y": "w2 w3", "z": "w4"}
-    assert shown(place(job(5, 1, "round-robin"), [X, Y, Z])) == {"x": "s0 w0 w3", "y": "w1 w4", "z": "w2"}
-
-
-def test_what_hosts_with_slots_do_not_take_the_others_share() -> None:
-    assert shown(place(job(5), [X, A, Y])) == {"x": "s0 w0 w1", "a": "w2 w3", "y": "w4"}
-    assert shown(place(job(2), [X, A, Y])) == {"a": "s0 w0 w1"}
-
-
-def test_servers_with_hosts_of_their_own() -> None:
-    assert shown(place(job(2, 3), [A], [X, Y])) == {"a": "w0 w1", "x": "s0 s1", "y": "s2"}
-    assert shown(place(job(2, 1, "round-robin"), [A, C], [A])) == {"a": "s0 w0", "c": "w1"}
-
-
-def test_a_standby_is_on_another_host_than_its_server() -> None:
-    assert shown(place(job(4, 2, replicas=1), [A, B, C])) == {"a": "s0 w0 w1", "b": "s1 b0 w2", "c": "b1 w3"}
-    assert shown(place(job(4, 1, replicas=1), [A, B, C])) == {"a": "s0 w0 w1", "b": "b0 w2", "c": "w3"}
-    assert shown(place(job(1, 2, replicas=1), [A], [X, Y, Z])) == {"a": "w0", "x": "s0", "y": "s1 b0", "z": "b1"}
-    assert shown(place(job(2, 4, replicas=1), [X, Y])) == {"x": "s0 s2 b1 b3 w0", "y": "s1 s3 b0 b2 w1"}
-
-
-def test_unless_there_is_only_one() -> None:
-    assert shown(place(job(2, 2, replicas=1), [A, B])) == {"a": "s0 s1 b0 b1 w0 w1"}
-    assert shown(place(job(1, 1, replicas=1), [A], [B])) == {"a": "w0", "b": "s0 b0"}
+@pytest.mark.parametrize(
+    ("job", "hosts", "expected"),
+    [
+        # Hosts are filled in their order,
+        (job(4, 2), [[A, B, C]], {"a": "s0 w0 w1", "b": "s1 w2", "c": "w3"}),
+        (job(2, 3), [[A, B, C]], {"a": "s0 s1 s2 w0 w1"}),
+        # or taken in turn.
+        (job(4, 4, "round-robin"), [[A, B, C]], {"a": "s0 s3 w0 w3", "b": "s1 w1", "c": "s2 w2"}),
+        (job(7, 1, "round-robin"), [[A, B, C]], {"a": "s0 w0 w3", "b": "w1", "c": "w2 w4 w5 w6"}),
+        # Hosts that say nothing share evenly,
+        (job(5), [[X, Y, Z]], {"x": "s0 w0 w1", "y": "w2 w3", "z": "w4"}),
+        (job(5, 1, "round-robin"), [[X, Y, Z]], {"x": "s0 w0 w3", "y": "w1 w4", "z": "w2"}),
+        # and what hosts with slots do not take.
+        (job(5), [[X, A, Y]], {"x": "s0 w0 w1", "a": "w2 w3", "y": "w4"}),
+        (job(2), [[X, A, Y]], {"a": "s0 w0 w1"}),
+        # Servers with hosts of their own
+        (job(2, 3), [[A], [X, Y]], {"a": "w0 w1", "x": "s0 s1", "y": "s2"}),
+        (job(2, 1, "round-robin"), [[A, C], [A]], {"a": "s0 w0", "c": "w1"}),
+        # A standby is on another host than its server,
+        (job(4, 2, replicas=1), [[A, B, C]], {"a": "s0 w0 w1", "b": "s1 b0 w2", "c": "b1 w3"}),
+        (job(4, 1, replicas=1), [[A, B, C]], {"a": "s0 w0 w1", "b": "b0 w2", "c": "w3"}),
+        (job(1, 2, replicas=1), [[A], [X, Y, Z]], {"a": "w0", "x": "s0", "y": "s1 b0", "z": "b1"}),
+        (job(2, 4, replicas=1), [[X, Y]], {"x": "s0 s2 b1 b3 w0", "y": "s1 s3 b0 b2 w1"}),
+        # unless there is only one.
+        (job(2, 2, replicas=1), [[A, B]], {"a": "s0 s1 b0 b1 w0 w1"}),
+        (job(1, 1, replicas=1), [[A], [B]], {"a": "w0", "b": "s0 b0"}),
+    ],
+)
+def test_where_members_are_placed(job: Job, hosts: list[list[Host]], expected: dict[str, str]) -> None:
+    assert shown(place(job, *hosts)) == expected
 
 
 def test_too_few_slots() -> None:

@@ -1,16 +1,44 @@
-"""What may be asked for."""
+"""What may be asked for, the command that is run, and what --dry-run shows."""
 
 from __future__ import annotations
 
+import os
+import shlex
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from every_option import VALUES
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from launched import ROOT
+from programs_of_ours import run
 
+from kvstore.job import our_module
+from launcher.agents.links.link import ENLIST
 from launcher.errors import LaunchError
-from launcher.job.description import MAX_PER_ROLE, Cluster, Injection, Job, OutputOptions, parse_ranks
+from launcher.job import dryrun
+from launcher.job.command import (
+    PROGRAM,
+    agent_argv,
+    argv_of,
+    module_directories,
+    program_argv,
+    require_program,
+    shadows,
+    shim,
+)
+from launcher.job.description import MAX_PER_ROLE, RESERVED, Cluster, Injection, Job, OutputOptions, parse_ranks
 from launcher.job.tasks import HostEnvironment, Rendezvous, render
+from launcher.kinds.registry import KINDS, find
+from launcher.launch import main
+
+# ---- what may be asked for
+
 
 AT = Rendezvous(uri="ipc:///t/scheduler", port=0, mark="kvstore-0-1-x")
 
@@ -171,3 +199,312 @@ def test_the_member_must_be_there(member: str) -> None:
 def test_actions_are_signals() -> None:
     signals = [Injection.parse(f"{action}:scheduler@1s").signal for action in ("kill", "stop", "cont")]
     assert signals == [signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT]
+
+
+# ---- command
+
+
+PYTHON = "/a b/bin/python"
+HOSTILE = ["a b", "it's", '"', "$(echo gone)", "`id`", "x;y", "new\nline", "", "*", "ünï", "--", "\\"]
+WORDS = st.text(st.characters(exclude_characters="\0", codec="utf-8"))
+
+
+def test_separate_words_stay_as_they_are() -> None:
+    assert argv_of(["python", "train.py", *HOSTILE], PYTHON) == (PYTHON, "train.py", *HOSTILE)
+
+
+@given(st.lists(WORDS, min_size=1))
+def test_separate_words_are_never_interpreted(words: list[str]) -> None:
+    assert argv_of(["train", *words], PYTHON) == ("train", *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "argv"),
+    [
+        ("python train.py --lr 0.1", (PYTHON, "train.py", "--lr", "0.1")),
+        ("python3 -m train", (PYTHON, "-m", "train")),
+        ("./train 'a b' \"c d\" e\\ f --x=y", ("./train", "a b", "c d", "e f", "--x=y")),
+        ("pythonic x", ("pythonic", "x")),
+        ("train", ("train",)),
+    ],
+)
+def test_a_plain_string_is_split_and_needs_no_shell(text: str, argv: tuple[str, ...]) -> None:
+    assert argv_of([text], PYTHON) == argv
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cd x && python train.py",
+        "LR=0.1 python train.py",
+        "python train.py > log",
+        "python train.py $HOME",
+        "python train.py '$(id)'",
+        "exit 7",
+        "python a.py\npython b.py",
+        "python *.py",
+    ],
+)
+def test_a_string_that_needs_the_shell_gets_it_unchanged(text: str) -> None:
+    assert argv_of([text], PYTHON) == ("/bin/sh", "-c", text)
+
+
+@given(st.lists(WORDS.filter(bool), min_size=1))
+def test_a_quoted_string_means_what_it_says(words: list[str]) -> None:
+    argv = argv_of([shlex.join(["train", *words])], PYTHON)
+    assert argv == ("train", *words) or argv == ("/bin/sh", "-c", shlex.join(["train", *words]))
+
+
+@pytest.mark.parametrize("command", [[""], ["  "], ["''"], ["", "x"], []])
+def test_an_empty_command_is_an_error(command: list[str]) -> None:
+    with pytest.raises(LaunchError, match="empty"):
+        argv_of(command, PYTHON)
+
+
+def test_an_open_quote_is_an_error_that_shows_it() -> None:
+    with pytest.raises(LaunchError, match=r"no closing quotation.*python 'train\.py"):
+        argv_of(["python 'train.py"], PYTHON)
+
+
+def test_the_shim_is_that_interpreter(tmp_path) -> None:
+    file = tmp_path / "python"
+    file.write_text(shim(sys.executable))
+    file.chmod(0o700)
+    script = "import sys; print(sys.executable, sys.prefix, sys.argv[1:])"
+    ours = subprocess.run([sys.executable, "-c", script, *HOSTILE], capture_output=True, check=True)
+    shimmed = subprocess.run([file, "-c", script, *HOSTILE], capture_output=True, check=True)
+    assert shimmed.stdout == ours.stdout
+
+
+def test_the_shim_quotes_the_path() -> None:
+    assert shim("/a'b $x/python").splitlines()[1] == "exec '/a'\"'\"'b $x/python' \"$@\""
+
+
+@pytest.mark.parametrize(
+    ("command", "directories"),
+    [
+        (["python", "train.py", "other/x.py"], ["."]),
+        (["python jobs/train.py --lr 0.1"], ["jobs"]),
+        (["nice -n 5 /opt/python '/a b/train.py'"], ["/a b"]),
+        (["python -m train"], ["."]),
+        (["python", "-c", "import train.py"], ["."]),
+        (["./train"], []),
+        (["no 'end"], []),
+    ],
+)
+def test_where_a_program_looks_for_modules(command: list[str], directories: list[str]) -> None:
+    assert module_directories(command, {}) == directories
+    assert module_directories(command, {"PYTHONPATH": "/a::b"}) == [*directories, "/a", "b"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["python", "-"],
+        ["python -"],
+        ["python3.12 -u - --epochs 2"],
+        ["python", "-W", "ignore", "-Xdev", "-"],
+        ["/opt/venv/bin/python -"],
+        ["env", "A=1", "python", "-"],
+        ["timeout 60 python -u -"],
+        ["python"],
+        ["python -u"],
+    ],
+)
+def test_a_python_that_would_read_its_program_from_nowhere_is_refused(command: list[str]) -> None:
+    with pytest.raises(
+        LaunchError, match=r"python\S*.* reads its program from the standard input, .* python train\.py"
+    ):
+        require_program(command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["python train.py -"],
+        ["python", "-u", "train.py"],
+        ["python -m train -"],
+        ["python -c 'print(1)' -"],
+        ["python", "-uc", "print(1)"],
+        ["python -W ignore train.py"],
+        ["python --version"],
+        ["python -V"],
+        ["python - < train.py"],
+        ["env A=1 ./train.py python -"],
+        ["cat -"],
+        [""],
+    ],
+)
+def test_other_commands_have_a_program(command: list[str]) -> None:
+    require_program(command)
+
+
+@pytest.mark.parametrize(
+    ("path", "root"), [("", ROOT), ("{}", ROOT), ("./:{}/none", ROOT), (f"{{}}:{ROOT}", ROOT), ("{}", None)]
+)
+def test_an_agent_is_ours_whatever_the_working_directory_and_the_path_hold(
+    shadowed: Path, path: str, root: Path | None
+) -> None:
+    environ = {ENLIST: "hunter2"} | ({"PYTHONPATH": path.format(shadowed)} if path else {})
+    code, out, err = run(agent_argv(sys.executable, root and str(root)), shadowed, **environ)
+    assert (code, out) == (1, b"")
+    assert err.startswith(f"the agent cannot start: {ENLIST} is not a ticket")
+    assert "hunter2" not in err
+
+
+def test_a_clone_may_be_anywhere(tmp_path: Path) -> None:
+    clone = tmp_path / 'a clone\'s "place" {x}'
+    (clone / "ours").mkdir(parents=True)
+    (clone / "ours" / "__init__.py").write_text("def main():\n    print('here')\n    return 3\n")
+    assert run(program_argv(sys.executable, "ours", str(clone)), tmp_path) == (3, b"here\n", "")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "wanted.py").write_text("def main():\n    print('there')\n")
+    theirs = {"PYTHONPATH": str(tmp_path / "theirs")}
+    assert run(program_argv(sys.executable, "wanted", str(clone)), tmp_path, **theirs) == (0, b"there\n", "")
+    assert program_argv("py", "ours") == ["py", "-c", PROGRAM.format(first="", module="ours")]
+
+
+def test_a_file_and_a_package_hide_ours(tmp_path: Path) -> None:
+    (tmp_path / "workers.py").touch()
+    (tmp_path / "kvstore").mkdir()
+    (tmp_path / "kvstore" / "__init__.py").touch()
+    assert [str(shadow) for shadow in shadows([str(tmp_path)])] == [
+        f"`import kvstore` takes {tmp_path}/kvstore/__init__.py, which hides the package {our_module.ROOT}/kvstore; "
+        "rename the file, unless that is meant",
+        f"`import workers` takes {tmp_path}/workers.py, which hides the package {our_module.ROOT}/workers; "
+        "rename the file, unless that is meant",
+    ]
+
+
+def test_what_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "workers").mkdir()  # without __init__.py: an installed package goes first
+    assert shadows([str(tmp_path), "/nowhere", our_module.ROOT]) == []
+    (tmp_path / "kvstore.py").touch()
+    assert shadows([our_module.ROOT, str(tmp_path)]) == []
+
+
+def test_a_link_to_ours_is_ours(tmp_path: Path) -> None:
+    (tmp_path / "workers").symlink_to(Path(our_module.ROOT, "workers"))
+    assert shadows([str(tmp_path)]) == []
+
+
+# ---- what --dry-run shows of each kind: everything but the values of the user's variables
+
+
+VERSIONS = {"openmpi": "mpirun (Open MPI) 4.1.4", "mpich": "HYDRA build details:"}
+NAMES = st.from_regex(r"[A-Z_]{1,12}|PYTHONPATH|OMP_NUM_THREADS|KVSTORE_TIMEOUT_S", fullmatch=True).filter(
+    lambda name: name not in RESERVED and name != "PATH"
+)
+# Long enough not to stand there by chance.
+TEXTS = (
+    st.binary(min_size=1, max_size=9).filter(lambda value: 0 not in value).map(lambda v: os.fsdecode(b"hunter2" + v))
+)
+VARIABLES = st.dictionaries(NAMES, TEXTS, max_size=3)
+
+
+@pytest.fixture(params=VERSIONS)
+def mpirun(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    fake = tmp_path / "bin" / "mpirun"
+    fake.parent.mkdir()
+    fake.write_text(f"#!/bin/sh\necho '{VERSIONS[request.param]}'\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(fake.parent), prepend=os.pathsep)
+    return str(request.param)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory with a hostfile; nothing may come to be there."""
+    directory = tmp_path / "here"
+    directory.mkdir()
+    (directory / "hosts").write_text("node1 slots=1\nnode2\nlocalhost\n")
+    monkeypatch.chdir(directory)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    yield directory
+    assert [file.name for file in directory.iterdir()] == ["hosts"]
+
+
+def cluster(kind: str) -> Cluster:
+    if kind == "ssh":
+        return Cluster(hostfile="hosts", sync_dst_dir="/job")
+    if kind == "mpi":
+        return Cluster(hostfile="hosts")
+    return Cluster(image="me/mine") if kind == "kubernetes" else Cluster()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "mpi"])
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(VARIABLES, VARIABLES, VARIABLES)
+def test_no_value_is_shown(
+    kind: str, here: Path, server: dict[str, str], worker: dict[str, str], environ: dict[str, str]
+) -> None:
+    job = Job(3, 2, ("python train.py --lr 0.1",), server, worker, tuple(environ), cluster(kind))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environ.items():
+            patch.setenv(name, value)
+        shown = find(kind, job).dry_run(job)
+    for name, value in [*server.items(), *worker.items(), *environ.items()]:
+        assert value not in shown
+        assert kind in ("local", "slurm") or name in shown
+    assert "hunter2" not in shown
+    assert "train.py" in shown
+
+
+def test_neither_does_mpi(here: Path, mpirun: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "hunter2")
+    job = Job(2, 1, ("x",), {"S": "hunter2"}, {"W": "hunter2"}, ("TOKEN",), cluster("mpi"))
+    shown = find("mpi", job).dry_run(job)
+    assert "hunter2" not in shown
+    assert "KVSTORE_ENLIST=..." in shown
+    assert ("--hostfile '(hosts)'" in shown) == (mpirun == "openmpi")
+    assert ("-f '(hosts)'" in shown) == (mpirun == "mpich")
+    assert f"#   node1{' slots=1' if mpirun == 'openmpi' else ':1'}" in shown.splitlines()
+    assert "-n 3" in shown
+
+
+@pytest.mark.parametrize("kind", ["slurm"])
+def test_inside_an_allocation_nothing_is_submitted(kind: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    job = Job(2, 1, ("x",), {}, {"W": "hunter2"})
+    shown = find(kind, job).dry_run(job)
+    assert "sbatch" not in shown
+    assert "srun --ntasks=3" in shown
+    assert "hunter2" not in shown
+
+
+def test_ssh_shows_who_runs_where(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-n", "3", "-s", "1", "-H", "hosts", "--sync-dst-dir", "/job", "--dry-run", "x"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("# ") and not line.startswith("#  ")] == [
+        "# scheduler: on this machine",
+        "# node1: server 0, worker 0",
+        "# node2: worker 1",
+        "# localhost: worker 2",
+    ]
+    commands = [line.split()[0] for line in lines if not line.startswith("#")]
+    assert commands == ["rsync", "ssh", "rsync", "ssh", "rsync", sys.executable]
+
+
+def test_ssh_shows_the_aggregators(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["-n", "5", "-s", "1", "-H", "hosts", "--dry-run"]
+    assert main([*words, "x"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("# ") and not line.startswith("#  ")][1:] == [
+        "# node1: server 0, worker 0",
+        "# node2: aggregator 0, worker 1, worker 2",
+        "# localhost: aggregator 1, worker 3, worker 4",
+    ]
+    (shown,) = (line for line in lines if line.startswith("#   aggregator 1: "))
+    assert "DMLC_ROLE=aggregator" in shown
+    assert "KVSTORE_NUM_AGGREGATORS=2" in shown
+    assert shown.endswith(" servers")
+    assert [line.split("KVSTORE_AGGREGATOR=")[1].split()[0] for line in lines if line.startswith("#   worker")] == [
+        *("-1", "0", "0", "1", "1")
+    ]
+    assert main([*words, "--no-host-aggregation", "x"]) == 0
+    assert "aggregator" not in capsys.readouterr().out.lower()
+
+
+def test_only_what_is_computed_has_a_value() -> None:
+    shown = dryrun.variables({"DMLC_ROLE": "worker", "KVSTORE_SECRET_KEY": "hunter2", "B": "", "A": "hunter2"})
+    assert shown == "A=... B=... DMLC_ROLE=worker KVSTORE_SECRET_KEY=..."

@@ -35,6 +35,11 @@ class Run:
         self.leftovers = False
         self.ending = Ending(tasks, LIMITS, restarts)
 
+    @property
+    def over_with(self) -> int | None:
+        """The exit code of a job that is over."""
+        return self.ending.exit_code if self.ending.over else None
+
     def exit(self, *indices: int, code: int = 0, signum: int = 0) -> list[Action]:
         actions: list[Action] = []
         for index in indices:
@@ -67,8 +72,7 @@ def test_all_is_well(run: Run) -> None:
     assert run.exit(WORKER_1) == []
     assert run.ending.phase is Phase.LINGER
     assert run.exit(SERVER, SCHEDULER) == []
-    assert run.ending.over
-    assert run.ending.exit_code == 0
+    assert run.over_with == 0
     assert run.tick() == []
 
 
@@ -79,8 +83,7 @@ def test_servers_that_stay_are_sent_away_and_it_takes_less_than_two_seconds(run:
     assert run.pass_deadline() == [KILL]
     assert run.now - began < 1.8
     assert run.exit(SERVER, SCHEDULER, signum=9) == []
-    assert run.ending.over
-    assert run.ending.exit_code == 0
+    assert run.over_with == 0
 
 
 def test_a_failure_is_told_then_survivors_have_a_window(run: Run) -> None:
@@ -93,8 +96,7 @@ def test_a_failure_is_told_then_survivors_have_a_window(run: Run) -> None:
     assert run.pass_deadline() == [KILL]
     assert run.pass_deadline() == [Say("gave up waiting for scheduler, worker 0 to die after SIGKILL")]
     assert run.now - began < 5
-    assert run.ending.over
-    assert run.ending.exit_code == 7
+    assert run.over_with == 7
 
 
 def test_the_window_closes_when_the_last_worker_has_spoken(run: Run) -> None:
@@ -102,8 +104,7 @@ def test_the_window_closes_when_the_last_worker_has_spoken(run: Run) -> None:
     assert run.ending.exit_code == 137
     assert run.exit(WORKER_1, code=1) == [TERM]
     assert run.exit(SERVER, SCHEDULER, signum=15) == []
-    assert run.ending.over
-    assert run.ending.exit_code == 137
+    assert run.over_with == 137
 
 
 @pytest.mark.parametrize("index", [SCHEDULER, SERVER])
@@ -117,8 +118,7 @@ def test_a_server_that_fails_after_the_workers_counts(run: Run) -> None:
     run.exit(WORKER_0, WORKER_1)
     assert run.exit(SERVER, code=4)[-1] == TERM
     run.exit(SCHEDULER, signum=15)
-    assert run.ending.over
-    assert run.ending.exit_code == 4
+    assert run.over_with == 4
 
 
 @pytest.mark.parametrize("role", ["server", "aggregator"])
@@ -140,8 +140,7 @@ def test_workers_may_stay_when_the_scheduler_says_that_they_have_left(run: Run, 
     assert run.ending.deadline is None
     assert run.ending.phase is Phase.RUNNING
     run.exit(WORKER_0, WORKER_1)
-    assert run.ending.over
-    assert run.ending.exit_code == 0
+    assert run.over_with == 0
 
 
 def test_an_aggregator_that_hears_of_a_failure_is_not_to_blame() -> None:
@@ -155,8 +154,7 @@ def test_servers_that_leave_just_before_the_last_worker_are_in_time(run: Run) ->
     run.exit(SERVER)
     run.exit(WORKER_0, WORKER_1)
     run.exit(SCHEDULER)
-    assert run.ending.over
-    assert run.ending.exit_code == 0
+    assert run.over_with == 0
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -165,8 +163,7 @@ def test_a_signal_ends_all(run: Run, signum: int, code: int) -> None:
     assert run.exit(WORKER_0, code=1) == []
     assert run.pass_deadline() == [KILL]
     run.exit(WORKER_1, SERVER, SCHEDULER, signum=9)
-    assert run.ending.over
-    assert run.ending.exit_code == code
+    assert run.over_with == code
 
 
 def test_a_second_interrupt_kills_at_once(run: Run) -> None:
@@ -198,8 +195,7 @@ def test_leftovers_have_their_grace(run: Run) -> None:
     run.exit(WORKER_0, WORKER_1, SERVER, SCHEDULER)
     run.leftovers = False
     assert run.tick() == []
-    assert run.ending.over
-    assert run.ending.exit_code == 0
+    assert run.over_with == 0
 
 
 def test_who_says_that_another_has_failed_leaves_the_blame_to_that_one(run: Run) -> None:
@@ -278,8 +274,7 @@ def test_a_server_with_a_standby_may_die_and_is_started_again(index: int, exit: 
     run.exit(WORKER_0, WORKER_1)
     assert run.ending.phase is Phase.LINGER
     run.exit(SERVER, SCHEDULER, STANDBY)
-    assert run.ending.over
-    assert run.ending.exit_code == 0
+    assert run.over_with == 0
 
 
 def test_a_delay_that_one_notices_is_said() -> None:
@@ -298,8 +293,7 @@ def test_without_restarts_the_job_goes_on_without_a_standby() -> None:
     assert run.exit(SERVER, signum=9) == given_up("nothing is restarted")
     assert run.ending.wake is None
     run.exit(WORKER_0, WORKER_1, STANDBY, SCHEDULER)
-    assert run.ending.over
-    assert run.ending.exit_code == 0
+    assert run.over_with == 0
 
 
 def test_a_lost_host_takes_its_servers_with_it() -> None:
@@ -435,8 +429,7 @@ def test_when_no_worker_needs_it_its_death_is_nothing(done: tuple[int, ...], exi
     assert run.exit(SERVER, **exit) == []
     assert run.exit(STANDBY, **exit) == []
     run.exit(*{WORKER_0, WORKER_1, SCHEDULER} - set(done))
-    assert run.ending.over
-    assert run.ending.exit_code == 0
+    assert run.over_with == 0
 
 
 def test_what_waits_to_be_started_again_is_not_when_the_workers_have_ended() -> None:

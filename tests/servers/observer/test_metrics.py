@@ -1,24 +1,31 @@
-"""What Prometheus reads: read back by prometheus-client's parser."""
+"""What Prometheus reads, and what Grafana and the alerts ask for."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
-from board import ALERTS, BOARD, Query, queries
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from job_views import job_view, member, server_report, worker_report
-from prometheus import Prometheus, prometheus
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from simulated_job import SimulatedJob
@@ -30,6 +37,128 @@ from kvstore.observing.advice import KINDS
 from kvstore.observing.quantities import OF_SERVERS, OF_WORKERS, Quantity, Series
 from kvstore.observing.view import Event, JobView
 from servers.observer.metrics import MOST_PAIRS, STALE_S, JobDescription, exposition
+
+FOLDER = Path(__file__).resolve().parents[3] / "servers" / "observer" / "grafana"
+BOARD: dict[str, Any] = json.loads((FOLDER / "board.json").read_text(encoding="utf-8"))
+ALERTS = FOLDER / "alerts.yml"
+
+_METRIC = re.compile(r"\b(kvstore_\w+)(?:\{([^}]*)\})?")
+_BY = re.compile(r"\b(?:by|on|group_left|without) ?\(([^)]*)\)")
+
+
+@dataclass(frozen=True)
+class Query:
+    """An expression in PromQL, and the panel or alert that asks it."""
+
+    title: str
+    expr: str
+
+    def filled(self, window: str, **variables: str) -> str:
+        expr = self.expr.replace("$__rate_interval", window)
+        for name, value in variables.items():
+            expr = expr.replace(f"${name}", value)
+        assert "$" not in expr, f"{self.title} has an unknown variable: {expr}"
+        return expr
+
+    def uses(self) -> dict[str, set[str]]:
+        return {
+            name: {part.partition("=")[0].strip(" !~") for part in (labels or "").split(",") if part}
+            for name, labels in _METRIC.findall(self.expr)
+        }
+
+    def groups(self) -> set[str]:
+        return {label.strip() for labels in _BY.findall(self.expr) for label in labels.split(",") if label.strip()}
+
+
+def panels() -> list[dict[str, Any]]:
+    return [panel for panel in BOARD["panels"] if panel["type"] != "row"]
+
+
+def queries() -> list[Query]:
+    return [Query(panel["title"], target["expr"]) for panel in panels() for target in panel["targets"]]
+
+
+def alerts() -> list[Query]:
+    groups = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
+    return [Query(rule["alert"], rule["expr"]) for group in groups for rule in group["rules"]]
+
+
+_CONFIG = """\
+global:
+  scrape_interval: {interval}
+  evaluation_interval: {interval}
+rule_files: [{rules}]
+scrape_configs:
+  - job_name: kvstore
+    authorization:
+      credentials_file: {token}
+    static_configs:
+      - targets: ["{target}"]
+"""
+
+
+@dataclass(frozen=True)
+class Prometheus:
+    """One that runs.
+
+    Attributes:
+        url: of its HTTP API.
+        target: what it scrapes: host and port.
+    """
+
+    url: str
+    target: str
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        query = urllib.parse.urlencode(parameters)
+        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=LONG) as answer:
+            told = json.load(answer)
+        assert told["status"] == "success", told
+        return told["data"]
+
+    def series(self, expr: str) -> list[dict[str, Any]]:
+        return list(self.ask("query", query=expr)["result"])
+
+    def rules(self) -> set[str]:
+        """Return how the rules for alerts are: ``ok``, ``unknown`` before they have been looked at, or ``err``."""
+        return {rule["health"] for group in self.ask("rules")["groups"] for rule in group["rules"]}
+
+
+@contextmanager
+def prometheus(folder: Path, target: str, token: Path, rules: Path, interval: str = "1s") -> Iterator[Prometheus]:
+    """Have a Prometheus that scrapes ``target`` while the block runs. The test skips where there is no Prometheus."""
+    if shutil.which("prometheus") is None:
+        pytest.skip("prometheus is not installed (.ci/run installs it)")
+    config = folder / "prometheus.yml"
+    config.write_text(_CONFIG.format(interval=interval, rules=rules, token=token, target=target))
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+    words = [f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={address}"]
+    with (folder / "prometheus.log").open("w") as log:
+        process = subprocess.Popen(["prometheus", *words, "--log.level=warn"], stdout=log, stderr=log)
+    try:
+        until(lambda: _ready(address), "Prometheus", over=lambda: _ended(process, folder))
+        yield Prometheus(f"http://{address}", target)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _ready(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{address}/-/ready", timeout=LONG) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def _ended(process: subprocess.Popen[bytes], folder: Path) -> str | None:
+    return None if process.poll() is None else (folder / "prometheus.log").read_text()
+
+
+# ---- what Prometheus reads: read back by prometheus-client's parser
+
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "prometheus.md"
 
@@ -371,3 +500,90 @@ def test_no_rank_is_lost(ranks: set[int]) -> None:
 
 def test_members() -> None:
     assert (q.members("worker", [3]), q.members("server", [1, 0])) == ("worker 3", "servers 0, 1")
+
+
+# ---- the Grafana board and the alerts ask for what is there, of what is played and of a real Prometheus
+
+
+SCRAPED = {"job", "instance"}  # labels that Prometheus adds
+PLAYED = Path(__file__).with_name("alerts_test.yml")
+ASKED = [*queries(), *alerts()]
+
+
+def labels() -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for metric in text_string_to_metric_families(exposition(job_view()).decode()):
+        for sample in metric.samples:
+            found.setdefault(sample.name, set(SCRAPED)).update(sample.labels)
+    return found
+
+
+@pytest.mark.parametrize("query", ASKED, ids=lambda query: query.title)
+def test_metrics_and_labels_of_a_query_are_there(query: Query) -> None:
+    there = labels()
+    uses = query.uses()
+    assert uses, "a query asks for something"
+    assert set(uses) <= set(there)
+    assert {name: chosen - there[name] for name, chosen in uses.items() if chosen - there[name]} == {}
+    of_all = set.union(*(there[name] for name in uses))
+    assert query.groups() <= of_all
+
+
+@pytest.mark.parametrize("query", ASKED, ids=lambda query: query.title)
+def test_what_grows_is_asked_for_as_a_rate(query: Query) -> None:
+    """A counter's number itself says nothing after a restart."""
+    bare = re.sub(r"\b(?:rate|increase)\(kvstore_\w+(?:\{[^}]*\})?\[[^]]*\]\)", "", query.expr)
+    assert [name for name in Query("", bare).uses() if name.endswith("_total")] == []
+
+
+@pytest.mark.parametrize("panel", panels(), ids=lambda panel: panel["title"])
+def test_a_panel_explains_itself_and_asks_the_chosen_prometheus(panel: dict) -> None:
+    assert panel["description"].endswith(".")
+    assert panel["datasource"]["uid"] == "${datasource}"
+    for target in panel["targets"]:
+        assert target["datasource"]["uid"] == "${datasource}"
+        assert '{job=~"$job", instance=~"$instance"' in target["expr"]
+        legend = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+        there = labels()
+        assert legend <= set.union(*(there[name] for name in Query("", target["expr"]).uses()))
+
+
+def test_panels_have_a_place_of_their_own() -> None:
+    assert max(Counter(panel["id"] for panel in BOARD["panels"]).values()) == 1
+    places = [panel["gridPos"] for panel in BOARD["panels"]]
+    assert all(place["x"] + place["w"] <= 24 for place in places)
+    for one, other in combinations(places, 2):
+        assert (
+            one["x"] + one["w"] <= other["x"]
+            or other["x"] + other["w"] <= one["x"]
+            or one["y"] + one["h"] <= other["y"]
+            or other["y"] + other["h"] <= one["y"]
+        ), f"{one} covers {other}"
+
+
+def test_the_board_is_of_any_job_at_any_time() -> None:
+    assert BOARD["time"] == {"from": "now-30m", "to": "now"}
+    assert [variable["name"] for variable in BOARD["templating"]["list"]] == ["datasource", "job", "instance"]
+    assert BOARD.get("id") is None, "an id is of one Grafana"
+    there = labels()
+    for variable in BOARD["templating"]["list"][1:]:
+        metric, label = re.fullmatch(r"label_values\((\w+)(?:\{.*\})?, (\w+)\)", variable["definition"]).groups()
+        assert label in there[metric]
+
+
+def test_a_query_that_is_wrong_is_found() -> None:
+    """So that the tests above can fail."""
+    query = Query("x", 'max by (nobody) (rate(kvstore_rounds{role="worker", job=~"$job"}[$__rate_interval]))')
+    assert query.uses() == {"kvstore_rounds": {"role", "job"}}
+    assert query.groups() == {"nobody"}
+    assert query.filled("5s", job="a") == 'max by (nobody) (rate(kvstore_rounds{role="worker", job=~"a"}[5s]))'
+    assert "kvstore_rounds" not in labels()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("command", "file"), [("check", ALERTS), ("test", PLAYED)])
+def test_prometheus_own_tool_accepts_the_alerts(command: str, file: Path) -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed: Debian's package prometheus has it (.ci/run installs it)")
+    done = subprocess.run(["promtool", command, "rules", str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -48,8 +48,7 @@ MORE = 0.01 + IDLE_SHARE
 
 
 @pytest.mark.parametrize(
-    ("idle", "expected"),
-    [((0.0, 2), 0.01), ((1.2, 2), 0.01), ((1.9, 2), MORE), ((15.0, 32), 0.01), ((17.0, 32), MORE)],
+    ("idle", "expected"), [((0.0, 2), 0.01), ((1.2, 2), 0.01), ((1.9, 2), MORE), ((15.0, 32), 0.01), ((17.0, 32), MORE)]
 )
 def test_readers_get_a_share_of_the_time(idle: tuple[float, int], expected: float) -> None:
     desk = Desk(0.0001)

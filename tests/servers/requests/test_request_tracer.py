@@ -29,8 +29,7 @@ def noted(*came: tuple[bytes, wire.Message | None, Outbox]) -> list[list[object]
 
 def test_a_request_is_noted_with_the_replies_that_left_and_those_who_had_asked() -> None:
     assert noted(
-        (b"a", pull(A, 7, 2), []),
-        (b"b", pull(B, 3, 2), [(b"a", wire.Values(7)), (b"b", wire.Values(3))]),
+        (b"a", pull(A, 7, 2), []), (b"b", pull(B, 3, 2), [(b"a", wire.Values(7)), (b"b", wire.Values(3))])
     ) == [
         ["Pull", ["worker", 0, 1], 7, 2, []],
         ["Pull", ["worker", 1, 1], 3, 2, [[["worker", 0, 1], 7], [["worker", 1, 1], 3]]],

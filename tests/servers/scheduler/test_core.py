@@ -18,8 +18,7 @@ from servers.scheduler.members import Members, MemberState
 
 
 def test_all_are_welcomed_when_the_last_has_come():
-    job = Job(2, 2, start=False)
-    w0, w1, s0, s1 = job.everyone
+    job, w0, w1, s0, s1 = Job(2, 2, start=False).and_members()
     for member in (s1, w1, s0):
         assert job.say(member, member.join()) == []
     welcomes = dict(job.say(w0, w0.join()))
@@ -30,8 +29,7 @@ def test_all_are_welcomed_when_the_last_has_come():
 
 
 def test_ranks_are_given_in_the_order_of_coming_to_those_who_do_not_care():
-    job = Job(2, 1, start=False)
-    w0, w1, s0 = job.everyone
+    job, w0, w1, s0 = Job(2, 1, start=False).and_members()
     for member in job.everyone:
         member.hint = -1
     job.say(w1, w1.join())
@@ -40,8 +38,7 @@ def test_ranks_are_given_in_the_order_of_coming_to_those_who_do_not_care():
 
 
 def test_who_joins_twice_is_one_member_and_is_welcomed_where_it_asked_last():
-    job = Job(2, 1, start=False)
-    w0, w1, s0 = job.everyone
+    job, w0, w1, s0 = Job(2, 1, start=False).and_members()
     again = Member("worker", w0.nonce, 0)
     again.peer = b"another link"
     job.say(w0, w0.join())
@@ -79,8 +76,7 @@ def test_workers_are_told_of_their_aggregator_and_servers_of_who_speaks_for_whom
 
 
 def test_a_worker_cannot_name_an_aggregator_that_the_job_has_not():
-    job = Job(2, 1, aggregated=[[0]], start=False)
-    w0, w1, _, a0 = job.everyone
+    job, w0, w1, _, a0 = Job(2, 1, aggregated=[[0]], start=False).and_members()
     assert job.say(w0, w0.join()) == []
     w1.aggregator = 1
     assert text_of(job.reply(w1, w1.join()), "UsageError") == (
@@ -93,8 +89,7 @@ def test_a_worker_cannot_name_an_aggregator_that_the_job_has_not():
 
 
 def test_while_it_waits_it_explains_for_whom():
-    job = Job(2, 2, start=False)
-    w0, w1, s0, s1 = job.everyone
+    job, w0, w1, s0, s1 = Job(2, 2, start=False).and_members()
     job.say(w0, w0.join())
     job.say(s1, s1.join())
     assert job.reply(w0, w0.explain(1)).text == "waits for worker 1 and server 0 to join"
@@ -105,8 +100,7 @@ def test_while_it_waits_it_explains_for_whom():
 
 
 def test_who_gives_up_joining_leaves_its_place_to_another():
-    job = Job(2, 1, start=False)
-    w0, w1, s0 = job.everyone
+    job, w0, w1, s0 = Job(2, 1, start=False).and_members()
     for member in (w0, s0):
         job.say(member, member.join())
     hasty = wire.Leave(sender(-1, 2, incarnation=w0.nonce), error="it gave up joining")
@@ -120,8 +114,7 @@ def test_who_gives_up_joining_leaves_its_place_to_another():
 
 
 def test_who_gives_up_when_it_has_just_been_welcomed_fails_the_job():
-    job = Job()
-    w0, w1, s0 = job.everyone
+    job, w0, w1, s0 = Job().and_members()
     text = "worker 1 failed: it gave up joining"
     told = job.say(w1, wire.Leave(sender(-1, 2, incarnation=w1.nonce), error="it gave up joining"))
     assert told == [(w1, wire.Ack(2)), (w0, wire.JobFailed(text)), (s0, wire.JobFailed(text))]
@@ -129,8 +122,7 @@ def test_who_gives_up_when_it_has_just_been_welcomed_fails_the_job():
 
 
 def test_who_gives_up_because_the_job_has_failed_stays_counted_as_gone():
-    job = Job(2, 1, start=False)
-    w0, _, _ = job.everyone
+    job, w0, _, _ = Job(2, 1, start=False).and_members()
     job.say(w0, w0.join())
     job.handle(b"launcher", wire.Lost("worker", 1, "ended with code 1"))
     assert job.reply(w0, wire.Leave(sender(-1, 2, incarnation=w0.nonce), error="NodeLost")) == wire.Ack(2)
@@ -158,8 +150,7 @@ def test_now_and_then_it_says_who_is_missing(caplog: pytest.LogCaptureFixture):
 
 
 def test_a_barrier_lets_all_go_and_stores_have_their_own():
-    job = Job()
-    w0, w1, _ = job.everyone
+    job, w0, w1, _ = Job().and_members()
     first, other = w0.barrier(), w0.barrier(store=1)
     assert job.say(w0, first) == job.say(w0, other) == []
     reason = "waits at the barrier for worker 1 (has not come yet)"
@@ -172,8 +163,7 @@ def test_a_barrier_lets_all_go_and_stores_have_their_own():
 
 
 def test_who_waits_is_answered_over_the_link_that_it_asks_again_over():
-    job = Job()
-    w0, w1 = job.workers
+    job, w0, w1 = Job().and_workers()
     here = w0.barrier()
     for link in (w0.peer, b"made anew", w0.peer):  # the last is what was left of the first
         assert job.scheduler.handle(link, sent(here), job.now) == []
@@ -181,8 +171,7 @@ def test_who_waits_is_answered_over_the_link_that_it_asks_again_over():
 
 
 def test_a_barrier_without_those_who_have_left_fails():
-    job = Job(3, 1)
-    w0, w1, w2, _ = job.everyone
+    job, w0, w1, w2, _ = Job(3, 1).and_members()
     early = w0.barrier()
     job.say(w0, early)
     job.say(w2, w2.leave())
@@ -194,8 +183,7 @@ def test_a_barrier_without_those_who_have_left_fails():
 
 
 def test_who_came_to_the_barrier_may_leave_before_it_is_over():
-    job = Job()
-    w0, w1, _ = job.everyone
+    job, w0, w1, _ = Job().and_members()
     job.say(w0, w0.barrier())
     job.say(w0, w0.leave())
     late = w1.barrier()
@@ -203,8 +191,7 @@ def test_who_came_to_the_barrier_may_leave_before_it_is_over():
 
 
 def test_keys_are_declared_and_ready():
-    job = Job()
-    w0, w1, _ = job.everyone
+    job, w0, w1, _ = Job().and_members()
     early = w1.declare("a", "b")
     assert job.say(w1, early) == []
     asked = w1.explain(early.seq)
@@ -220,8 +207,7 @@ def test_keys_are_declared_and_ready():
 
 
 def test_who_contradicts_rank_0_fails_on_both_sides():
-    job = Job()
-    w0, w1, _ = job.everyone
+    job, w0, w1, _ = Job().and_members()
     job.say(w0, w0.declare("a"))
     wrong = w1.declare("a", shape=[2])
     outbox = dict(job.say(w1, wrong))
@@ -232,8 +218,7 @@ def test_who_contradicts_rank_0_fails_on_both_sides():
 
 
 def test_a_key_that_rank_0_will_never_give_is_not_waited_for():
-    job = Job(3, 1)
-    w0, w1, w2, _ = job.everyone
+    job, w0, w1, w2, _ = Job(3, 1).and_members()
     early = w1.declare("a")
     job.say(w1, early)
     job.say(w0, w0.leave())
@@ -262,8 +247,7 @@ def test_what_a_member_may_not_ask_is_refused(message: Any):
 
 
 def test_strangers_are_refused_and_fence_nobody():
-    job = Job()
-    w0, w1, _ = job.everyone
+    job, w0, w1, _ = Job().and_members()
     for message in (
         wire.Barrier(sender(incarnation=2**62), store=0, number=1),
         wire.Barrier(sender(5), store=0, number=1),
@@ -324,8 +308,7 @@ def test_members_are_welcomed_together_and_those_that_ask_again_where_they_have_
 
 
 def test_workers_leave_and_servers_are_told_when_to_stop():
-    job = Job(2, 2)
-    w0, w1, s0, s1 = job.everyone
+    job, w0, w1, s0, s1 = Job(2, 2).and_members()
     leave = w1.leave()
     assert job.say(w1, leave) == [(w1, wire.Ack(leave.seq))]
     assert job.tick() == [(s0, wire.Roster(1, [1])), (s1, wire.Roster(1, [1]))]
@@ -343,8 +326,7 @@ def test_workers_leave_and_servers_are_told_when_to_stop():
 
 
 def test_aggregators_are_told_who_has_left_and_when_to_stop():
-    job = Job(2, 1, aggregated=[[0, 1]])
-    w0, w1, s0, a0 = job.everyone
+    job, w0, w1, s0, a0 = Job(2, 1, aggregated=[[0, 1]]).and_members()
     job.say(w1, w1.leave())
     assert job.tick() == [(s0, wire.Roster(1, [1])), (a0, wire.Roster(1, [1]))]
     leave = w0.leave()
@@ -369,8 +351,7 @@ def test_servers_are_told_once_of_all_who_have_left_between_two_ticks():
 
 
 def test_leaving_twice_is_leaving_once():
-    job = Job()
-    _, w1, _ = job.everyone
+    job, _, w1, _ = Job().and_members()
     leave = w1.leave()
     job.say(w1, leave)
     assert job.reply(w1, leave) == wire.Ack(leave.seq)
@@ -380,8 +361,7 @@ def test_leaving_twice_is_leaving_once():
 
 
 def test_a_worker_that_leaves_with_an_error_ends_the_job():
-    job = Job()
-    w0, w1, s0 = job.everyone
+    job, w0, w1, s0 = Job().and_members()
     leave = w1.leave("ValueError: bad data")
     text = "worker 1 failed: ValueError: bad data"
     assert job.say(w1, leave) == [(w1, wire.Ack(leave.seq)), (w0, wire.JobFailed(text)), (s0, wire.JobFailed(text))]
@@ -389,8 +369,7 @@ def test_a_worker_that_leaves_with_an_error_ends_the_job():
 
 
 def test_a_long_error_still_reaches_everybody():
-    job = Job()
-    w0, w1, s0 = job.everyone
+    job, w0, w1, s0 = Job().and_members()
     outbox = job.say(w1, w1.leave("x" * 60_000))
     assert {whom: len(message.text) for whom, message in outbox if isinstance(message, wire.JobFailed)} == {
         w0: 4000,
@@ -420,8 +399,7 @@ def test_an_aggregator_that_dies_ends_the_job_by_name():
 
 
 def test_the_launcher_says_who_died():
-    job = Job()
-    _, w1, s0 = job.everyone
+    job, _, w1, s0 = Job().and_members()
     text = "worker 0 was killed by SIGKILL"
     assert job.handle(b"launcher", wire.Lost("worker", 0, "was killed by SIGKILL")) == [
         (w1, wire.JobFailed(text)),
@@ -433,8 +411,7 @@ def test_the_launcher_says_who_died():
 
 
 def test_a_worker_that_left_and_then_failed_has_failed():
-    job = Job()
-    w0, w1, s0 = job.everyone
+    job, w0, w1, s0 = Job().and_members()
     job.say(w0, w0.leave())
     assert job.handle(b"launcher", wire.Lost("worker", 0, "exited with 3")) == [
         (w1, wire.JobFailed("worker 0 exited with 3")),
@@ -443,8 +420,7 @@ def test_a_worker_that_left_and_then_failed_has_failed():
 
 
 def test_those_who_wait_for_who_has_left_are_told_after_its_farewell():
-    job = Job(2, 1, farewell_s=1.0)
-    w0, w1, s0 = job.everyone
+    job, w0, w1, s0 = Job(2, 1, farewell_s=1.0).and_members()
     barrier = w1.barrier()
     job.say(w1, barrier)
     leave = w0.leave()
@@ -460,15 +436,13 @@ def test_those_who_wait_for_who_has_left_are_told_after_its_farewell():
 
 
 def test_there_is_no_farewell_to_wait_for_when_all_have_left():
-    job = Job(2, 1, farewell_s=5.0)
-    w0, w1, s0 = job.everyone
+    job, w0, w1, s0 = Job(2, 1, farewell_s=5.0).and_members()
     job.say(w0, w0.leave())
     assert (s0, wire.Stop()) in job.say(w1, w1.leave())
 
 
 def test_a_death_before_all_have_joined_is_told_to_those_who_wait():
-    job = Job(2, 1, start=False)
-    w0, w1, s0 = job.everyone
+    job, w0, w1, s0 = Job(2, 1, start=False).and_members()
     job.say(w0, w0.join())
     job.say(s0, s0.join())
     replies = dict(job.handle(b"launcher", wire.Lost("worker", 1, "exited with 3")))
@@ -481,16 +455,14 @@ def test_a_death_before_all_have_joined_is_told_to_those_who_wait():
 
 
 def test_who_dies_while_it_waits_is_named_by_the_rank_it_asked_for():
-    job = Job(2, 1, start=False)
-    w0, w1, _ = job.everyone
+    job, w0, w1, _ = Job(2, 1, start=False).and_members()
     job.say(w0, w0.join())
     job.say(w1, w1.join())
     assert [whom for whom, _ in job.handle(b"launcher", wire.Lost("worker", 1, "was killed"))] == [w0]
 
 
 def test_after_a_failure_it_stays_until_all_have_gone_or_the_limit_is_over():
-    job = Job(1, 1)
-    w0, s0 = job.everyone
+    job, w0, s0 = Job(1, 1).and_members()
     job.say(w0, w0.leave("oops"))
     assert not job.scheduler.finished, "the server is still there"
     job.say(s0, s0.leave())
@@ -503,8 +475,7 @@ def test_after_a_failure_it_stays_until_all_have_gone_or_the_limit_is_over():
 
 
 def test_a_census_counts_the_lost_even_after_the_job_has_failed():
-    job = Job()
-    w0, _, _ = job.everyone
+    job, w0, _, _ = Job().and_members()
     census = wire.Census(w0.me())
     assert job.reply(w0, census) == wire.Counted(census.seq, 0)
     job.handle(b"launcher", wire.Lost("worker", 1, "was killed"))

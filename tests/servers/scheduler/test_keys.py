@@ -172,14 +172,7 @@ def test_who_contradicts_rank_0_later_learns_it_and_so_does_rank_0(ready: bool):
 def test_a_key_twice_in_one_call_is_refused():
     keys = DeclaredKeys([0])
     request = wire.Declare(
-        sender(),
-        store=0,
-        keys=["a", "a"],
-        kinds=[0, 0],
-        shapes=[[1]],
-        dtypes=["int8"],
-        bound=1,
-        longest=2**40,
+        sender(), store=0, keys=["a", "a"], kinds=[0, 0], shapes=[[1]], dtypes=["int8"], bound=1, longest=2**40
     )
     outcomes, fault = keys.declare(b"", request)
     assert [type(outcome) for _, outcome in outcomes] == [UsageError]

@@ -57,24 +57,21 @@ def waits(job: Job, member: Member, store: int = 0, number: int = 1) -> Any:
 
 
 def test_workers_at_the_barriers_of_two_stores_are_seen_to_wait_for_each_other():
-    job = Job(2)
-    w0, w1 = job.workers
+    job, w0, w1 = Job(2).and_workers()
     one, other = waits(job, w0, store=0), waits(job, w1, store=1)
     assert one() == "waits at the barrier for worker 1 (is at another barrier)"
     assert other() == "waits at the barrier for worker 0 (is at another barrier)"
 
 
 def test_workers_at_different_barriers_of_a_store_are_seen_to_wait_for_each_other():
-    job = Job(2)
-    w0, w1 = job.workers
+    job, w0, w1 = Job(2).and_workers()
     one, other = waits(job, w0, number=1), waits(job, w1, number=2)
     assert one() == "waits at the barrier for worker 1 (is at another barrier)"
     assert other() == "waits at the barrier for worker 0 (is at another barrier)"
 
 
 def test_a_worker_at_a_barrier_and_one_in_init_are_seen_to_wait_for_each_other():
-    job = Job(2)
-    w0, w1 = job.workers
+    job, w0, w1 = Job(2).and_workers()
     explained = waits(job, w0)
     early = w1.declare("a")
     job.say(w1, early)
@@ -83,8 +80,7 @@ def test_a_worker_at_a_barrier_and_one_in_init_are_seen_to_wait_for_each_other()
 
 
 def test_a_worker_inside_join_of_another_store_is_said_to_be_there():
-    job = Job(2)
-    w0, w1 = job.workers
+    job, w0, w1 = Job(2).and_workers()
     explained = waits(job, w0)
     job.say(w1, w1.pause(store=1))
     assert explained() == "waits at the barrier for worker 1 (is inside join())"
@@ -298,8 +294,7 @@ def told(member: Member, kind: str, outbox: list[tuple[Any, Any]]) -> str:
 
 
 def test_who_came_and_left_is_not_named_even_after_the_barrier_has_failed():
-    job = Job(4)
-    w0, w1, w2, w3 = job.workers
+    job, w0, w1, w2, w3 = Job(4).and_workers()
     for worker in (w0, w2):
         job.say(worker, worker.barrier())
     for worker in (w0, w1):
@@ -321,8 +316,7 @@ def test_all_who_have_left_without_coming_are_named():
 
 
 def test_who_is_inside_join_is_named_and_whoever_came_before_is_not():
-    job = Job(4)
-    w0, w1, w2, _ = job.workers
+    job, w0, w1, w2, _ = Job(4).and_workers()
     waits(job, w0)
     waits(job, w1)
     outbox = job.say(w2, w2.pause())
@@ -331,8 +325,7 @@ def test_who_is_inside_join_is_named_and_whoever_came_before_is_not():
 
 
 def test_both_are_named_who_has_left_and_who_is_inside_join():
-    job = Job(4, farewell_s=1.0)
-    w0, w1, w2, w3 = job.workers
+    job, w0, w1, w2, w3 = Job(4, farewell_s=1.0).and_workers()
     job.say(w1, w1.leave())
     job.say(w2, w2.pause())
     text = (
@@ -345,8 +338,7 @@ def test_both_are_named_who_has_left_and_who_is_inside_join():
 
 
 def test_who_was_sent_away_has_to_come_again_and_is_missing_until_then():
-    job = Job(3)
-    w0, w1, w2 = job.workers
+    job, w0, w1, w2 = Job(3).and_workers()
     waits(job, w0)
     for worker in (w1, w0, w2):
         job.say(worker, worker.pause())
@@ -359,8 +351,7 @@ def test_who_was_sent_away_has_to_come_again_and_is_missing_until_then():
 
 
 def test_who_came_and_left_has_come_though_others_were_sent_away():
-    job = Job(3)
-    w0, w1, w2 = job.workers
+    job, w0, w1, w2 = Job(3).and_workers()
     waits(job, w0)
     job.say(w0, w0.leave())
     waits(job, w1)
@@ -374,8 +365,7 @@ def test_who_came_and_left_has_come_though_others_were_sent_away():
 
 
 def test_a_worker_that_has_left_is_not_said_to_be_inside_join():
-    job = Job(3, farewell_s=1.0)
-    w0, w1, w2 = job.workers
+    job, w0, w1, w2 = Job(3, farewell_s=1.0).and_workers()
     job.say(w0, w0.pause())
     job.say(w0, w0.leave())
     explained = waits(job, w1)

@@ -34,15 +34,13 @@ def pushed(desk: Desk, values: list[torch.Tensor], clock: int = 1, **fields: obj
 
 
 def test_an_update_is_made_with_a_sum_that_its_dtype_lacks():
-    desk = Desk(2, values={1: halves(0, 0)})
-    optimized(desk, "sgd", lr=1e-6)
+    desk = optimized(Desk(2, values={1: halves(0, 0)}), "sgd", lr=1e-6)
     pushed(desk, [halves(BIG, 60_000), halves(BIG, 60_000)], rescale=0.5)
     assert desk.value(clock=1).tolist() == halves(-0.04, -0.06).tolist()
 
 
 def test_a_sum_is_not_rounded_before_the_update():
-    desk = Desk(3, values={1: halves(0, dtype=torch.bfloat16)})
-    optimized(desk, "sgd", lr=1.0)
+    desk = optimized(Desk(3, values={1: halves(0, dtype=torch.bfloat16)}), "sgd", lr=1.0)
     pushed(desk, [halves(number, dtype=torch.bfloat16) for number in (256, 0.5, -256)])
     assert desk.value(clock=1).item() == -0.5
 
@@ -57,8 +55,7 @@ def test_each_push_that_is_an_update_is_made_with_the_sum_of_its_host():
 
 
 def test_sums_of_hosts_come_as_float32():
-    desk = Desk(4, values={1: halves(0)}, aggregated=[(0, 1), (2, 3)])
-    optimized(desk, "sgd", lr=1e-6)
+    desk = optimized(Desk(4, values={1: halves(0)}, aggregated=[(0, 1), (2, 3)]), "sgd", lr=1e-6)
     for host, ranks, number in zip(desk.aggregators, ([0, 1], [2, 3]), (80_000, 80_001), strict=True):
         desk.ask(host, in_float32(host.push({1: floats(number)}, rescale=0.25, ranks=ranks)))
     assert desk.value(clock=1).item() == halves(-0.04).item()
@@ -79,8 +76,7 @@ def test_a_payload_of_the_wrong_length_is_refused():
 
 
 def test_pushes_alike_but_for_their_dtype_are_told_apart():
-    desk = Desk(2, values={1: halves(0)}, aggregated=[(0, 1)])
-    optimized(desk, "sgd", lr=1.0)
+    desk = optimized(Desk(2, values={1: halves(0)}, aggregated=[(0, 1)]), "sgd", lr=1.0)
     host, first = desk.aggregators[0], desk.workers[0]
     for clock in (1, 2, 3):  # from the second on by the shortcut
         desk.ask(host, in_float32(host.push({1: floats(1)}, clock, ranks=[0, 1])))
@@ -104,8 +100,7 @@ def test_counts_are_not_multiplied():
 
 
 def test_workers_that_disagree_on_the_factor_get_an_error():
-    desk = Desk(2, values={1: floats(5)})
-    first, second = desk.workers
+    desk, first, second = Desk(2, values={1: floats(5)}).and_workers()
     one = first.push({1: floats(1)}, rescale=0.5)
     desk.ask(first, one)
     replies = desk.ask(second, second.push({1: floats(1)}, rescale=0.25))
@@ -121,8 +116,7 @@ def test_a_quorum_scales_the_sum_before_it_is_rounded():
 
 
 def test_late_contributions_are_kept_in_float32():
-    desk = Desk(3, values={1: halves(0)}, quorum=2, late="keep")
-    optimized(desk, "sgd", lr=1e-6)
+    desk = optimized(Desk(3, values={1: halves(0)}, quorum=2, late="keep"), "sgd", lr=1e-6)
     for worker in desk.workers[:2]:
         desk.ask(worker, worker.push({1: halves(BIG)}, 1))
     desk.ask(desk.workers[2], desk.workers[2].push({1: halves(BIG)}, 1))
@@ -159,15 +153,13 @@ def test_a_new_standby_gets_late_sums_in_float32(encoded: bool):
 
 
 def test_check_finite_looks_at_what_is_used():
-    desk = Desk(2, values={1: halves(0)}, finite=True)
-    optimized(desk, "sgd", lr=1e-6)
+    desk = optimized(Desk(2, values={1: halves(0)}, finite=True), "sgd", lr=1e-6)
     pushed(desk, [halves(BIG), halves(BIG)], rescale=0.5)
     assert desk.value(clock=1).item() == halves(-0.04).item()
 
 
 def test_check_finite_refuses_a_sum_that_would_be_stored_as_infinite():
-    desk = Desk(2, values={1: halves(5)}, finite=True)
-    first, second = desk.workers
+    desk, first, second = Desk(2, values={1: halves(5)}, finite=True).and_workers()
     one = first.push({1: halves(BIG)})
     desk.ask(first, one)
     replies = desk.ask(second, second.push({1: halves(BIG)}))
@@ -182,8 +174,7 @@ def test_a_record_has_the_sum_in_float32_and_the_standby_its_bits():
         pushed(pair, [halves(BIG), halves(BIG)], clock, rescale=0.5)
     records = [record for record in pair.records if isinstance(record, wire.ClosedRounds)]
     assert [from_buffer(record.buffers[0], "float32").tolist() for record in records] == [[BIG], [BIG]]
-    pair.catch_up()
-    assert state(pair.standby) == state(pair.shard)
+    pair.require_same()
     assert pair.value(clock=2).item() == halves(1 - 0.04 - 0.076).item()
 
 

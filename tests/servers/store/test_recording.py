@@ -44,8 +44,7 @@ def test_a_sum_of_half_precision_is_rescaled_as_float32_before_it_is_recorded():
         pair.ask(worker, worker.push({1: floats(1).half()}, 1, rescale=0.3))
     (record,) = [record for record in pair.records if isinstance(record, wire.ClosedRounds)]
     assert (record.rescale, *memoryview(record.buffers[0]).cast("f")) == (1, float(floats(2).mul(0.3)))
-    pair.catch_up()
-    assert state(pair.standby) == state(pair.shard)
+    pair.require_same()
 
 
 def test_a_repeat_of_what_counts_is_answered_and_of_an_open_round_counts():
@@ -72,8 +71,7 @@ def test_a_round_that_has_failed_fails_for_those_who_ask_again():
     one = a.push({1: floats(float("nan"))}, 1)
     pair.ask(a, one)
     assert pair.ask(b, b.push({1: floats(1)}, 1)).keys() == {(0, one.seq), (1, b.seq)}
-    pair.catch_up()
-    assert state(pair.standby) == state(pair.shard)
+    pair.require_same()
     pair.take_over()
     assert "worker 0" in text_of(pair.reply(a, one), "NotFinite")
     assert pair.value() == 5
@@ -86,8 +84,7 @@ def test_buckets_are_split_and_merged_as_the_primarys_are():
     pair.ask(a, a.push({3: floats(1)}, 1))
     pair.ask(a, a.push({1: floats(1), 2: floats(2), 3: floats(3)}, 2))
     assert [len(record.sizes) for record in pair.records if isinstance(record, wire.Grouped)] == [3, 1, 1]
-    pair.catch_up()
-    assert state(pair.standby) == state(pair.shard)
+    pair.require_same()
 
 
 def test_what_an_optimizer_draws_at_random_is_recorded():
@@ -95,8 +92,7 @@ def test_what_an_optimizer_draws_at_random_is_recorded():
     optimized(pair, "sgld", lr=0.5)
     (a,) = pair.workers
     pair.ask(a, a.push({1: floats(1, 1)}, 1))
-    pair.catch_up()
-    assert state(pair.standby) == state(pair.shard)
+    pair.require_same()
 
 
 def test_an_async_push_counts_once_wherever_it_is_repeated():
@@ -119,8 +115,7 @@ def test_a_late_push_counts_once(late: str):
     pair.ask(a, a.push({1: floats(1)}, 1))
     slow = b.push({1: floats(2)}, 1)
     assert pair.reply(b, slow).missed == 1
-    pair.catch_up()
-    assert state(pair.standby) == state(pair.shard)
+    pair.require_same()
     pair.take_over()
     pair.ask(b, slow)
     pair.ask(a, a.push({1: floats(4)}, 2))
@@ -143,8 +138,7 @@ def test_rows_of_tables_of_one_width_are_one_array_that_the_step_leaves_alone(na
     ids, rows = (np.frombuffer(buffer, dtype) for buffer, dtype in zip(records[-1].buffers, ("i8", "f4"), strict=True))
     assert ids.tolist() == [1, 0, 1, 5]
     assert rows.reshape(4, -1)[:, 0].tolist() == [6, 1, 1, 6], "neither rescaled nor decayed"
-    pair.catch_up()
-    assert state(pair.standby) == state(pair.shard)
+    pair.require_same()
 
 
 def test_rows_of_several_widths_are_not_taken_for_one_array():
@@ -210,8 +204,7 @@ def test_a_standby_goes_on_with_states_that_it_was_handed_instead_of_its_own(nam
     pair = Pair(2, values={1: floats(1, 2), 2: floats(3)}, shares=True)
     optimized(pair, name, lr=0.5, **options)
     rounds(pair, (1, 2, 3))
-    pair.catch_up()
-    assert state(pair.standby) == state(pair.shard)
+    pair.require_same()
     before = len(pair.records)
     rounds(pair, (4, 5))
     fourth, handed, fifth = pair.records[before:]

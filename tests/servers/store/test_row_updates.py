@@ -7,15 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from asking import Desk, Worker, optimized, text_of
-from asking_rows import (
-    ask,
-    pull_rows,
-    push_rows,
-    put_rows,
-    rows_in,
-    table_rows,
-    with_tables,
-)
+from asking_rows import ask, pull_rows, push_rows, put_rows, rows_in, table_rows, with_tables
 
 from kvstore import wire
 from kvstore.errors import Mismatch, ServerError, WeightsInDoubt
@@ -36,9 +28,7 @@ from servers.store.row_updates import RowAnswers, RowUpdates
 
 
 def test_a_round_sums_each_row_over_all_workers_and_answers_with_the_rows_that_each_wants():
-    desk = with_tables()
-    optimized(desk, lr=1.0)
-    a, b = desk.workers
+    desk, a, b = optimized(with_tables(), lr=1.0).and_workers()
     mine = push_rows(a, {7: {1: (1, 2), 4: (3, 3)}}, wanted={7: [4, 9]})
     assert desk.ask(a, mine) == {}
     theirs = push_rows(b, {7: {4: (1, 1)}}, wanted={7: [1]})
@@ -48,8 +38,7 @@ def test_a_round_sums_each_row_over_all_workers_and_answers_with_the_rows_that_e
 
 
 def test_without_an_optimizer_the_sums_are_the_new_rows_and_other_rows_stay():
-    desk = with_tables()
-    a, b = desk.workers
+    desk, a, b = with_tables().and_workers()
     ask(desk, put_rows(a, 7, {1: (5, 5), 2: (6, 6)}))
     desk.ask(a, push_rows(a, {7: {1: (1, 2)}}))
     desk.ask(b, push_rows(b, {7: {1: (1, 1)}}))
@@ -74,8 +63,7 @@ def test_many_tables_in_a_message_have_the_bits_of_messages_of_their_own():
     described = {number: Table(dim=4, init="normal", admit=MinCount(number)) for number in (1, 2, 3)}
 
     def rows(together: bool) -> Any:
-        desk = with_tables(2, tables=described)
-        optimized(desk, "adam", lr=0.1)
+        desk = optimized(with_tables(2, tables=described), "adam", lr=0.1)
         for clock in (1, 2, 3):
             for worker in desk.workers:
                 ids = [worker.rank + clock, 7, 8 + worker.rank]
@@ -92,8 +80,7 @@ def test_many_tables_in_a_message_have_the_bits_of_messages_of_their_own():
 
 
 def test_of_many_tables_in_a_message_the_one_whose_sum_is_not_finite_is_not_updated():
-    desk = with_tables(1, tables={number: Table(dim=4) for number in (1, 2)}, finite=True)
-    optimized(desk, lr=1.0)
+    desk = optimized(with_tables(1, tables={number: Table(dim=4) for number in (1, 2)}, finite=True), lr=1.0)
     (a,) = desk.workers
     push = push_rows(a, {1: {5: (1, 1, 1, 1)}, 2: {6: (1, 1, 1, float("inf"))}})
     assert "of 't2' by worker 0" in text_of(desk.reply(a, push), "NotFinite")
@@ -101,8 +88,7 @@ def test_of_many_tables_in_a_message_the_one_whose_sum_is_not_finite_is_not_upda
 
 
 def test_a_round_is_updated_with_the_rate_of_its_pushes():
-    desk = with_tables(2)
-    optimized(desk, lr=1.0)
+    desk = optimized(with_tables(2), lr=1.0)
     for worker in desk.workers:
         desk.ask(worker, push_rows(worker, {7: {1: (1, 1)}}, lr=0.25, rescale=2.0))
     assert table_rows(desk, [1], clock=1) == [[-1, -1]]
@@ -112,9 +98,7 @@ def test_a_round_is_updated_with_the_rate_of_its_pushes():
 
 
 def test_workers_that_disagree_on_the_rate_all_get_an_error_and_the_round_is_over():
-    desk = with_tables(2)
-    optimized(desk, lr=1.0)
-    a, b = desk.workers
+    desk, a, b = optimized(with_tables(2), lr=1.0).and_workers()
     mine, theirs = push_rows(a, {7: {1: (1, 1)}}, lr=0.25), push_rows(b, {7: {1: (1, 1)}}, lr=0.5)
     desk.ask(a, mine)
     replies = desk.ask(b, theirs)
@@ -127,24 +111,19 @@ def test_workers_that_disagree_on_the_rate_all_get_an_error_and_the_round_is_ove
 
 
 def test_in_async_stores_a_rate_holds_until_another_is_given():
-    desk = with_tables(1, "async")
-    optimized(desk, lr=1.0)
-    (a,) = desk.workers
+    desk, a = optimized(with_tables(1, "async"), lr=1.0).and_workers()
     desk.reply(a, push_rows(a, {7: {1: (1, 1)}}, lr=0.5))
     assert rows_in(desk.reply(a, push_rows(a, {7: {1: (1, 1)}}, 2, {7: [1]}))) == [[[-1, -1]]]
 
 
 def test_async_needs_an_optimizer():
-    desk = with_tables(1, "async")
-    (a,) = desk.workers
+    desk, a = with_tables(1, "async").and_workers()
     text = text_of(desk.reply(a, push_rows(a, {7: {1: (1, 1)}})), "UsageError")
     assert text.startswith("a push to an async store needs an optimizer")
 
 
 def test_check_finite_names_key_row_position_and_worker_and_every_worker_of_the_round_is_told():
-    desk = with_tables(2, finite=True)
-    optimized(desk, lr=1.0)
-    a, b = desk.workers
+    desk, a, b = optimized(with_tables(2, finite=True), lr=1.0).and_workers()
     mine = push_rows(a, {7: {1: (1, 1)}})
     desk.ask(a, mine)
     replies = desk.ask(b, push_rows(b, {7: {1: (1, 1), 3: (float("inf"), 0)}}))
@@ -156,8 +135,7 @@ def test_check_finite_names_key_row_position_and_worker_and_every_worker_of_the_
 
 
 def test_a_sum_that_overflows_is_not_finite_either():
-    desk = with_tables(2, finite=True)
-    a, b = desk.workers
+    desk, a, b = with_tables(2, finite=True).and_workers()
     desk.ask(a, push_rows(a, {7: {1: (3e38, 1)}}))
     replies = desk.ask(b, push_rows(b, {7: {1: (3e38, 1)}}))
     assert all("their sum is not in float32" in text_of(reply, "NotFinite") for reply in replies.values())
@@ -174,8 +152,7 @@ class Broken:
 
 
 def test_if_the_optimizer_fails_before_a_row_has_changed_the_round_is_over_with_an_error():
-    desk = with_tables(2)
-    a, b = desk.workers
+    desk, a, b = with_tables(2).and_workers()
     target = desk.shard.stores[0].buckets.table(7)
     target.use(Broken())  # type: ignore[arg-type]
     desk.ask(a, push_rows(a, {7: {1: (1, 1)}}))
@@ -190,8 +167,7 @@ def test_if_the_optimizer_fails_before_a_row_has_changed_the_round_is_over_with_
 
 
 def test_if_it_fails_in_the_middle_of_all_rows_that_table_is_not_served_any_more():
-    desk = with_tables(1)
-    (a,) = desk.workers
+    desk, a = with_tables(1).and_workers()
     broken = Broken()
     broken.lazy = False
     desk.shard.stores[0].buckets.table(7).use(broken)  # type: ignore[arg-type]
@@ -321,8 +297,7 @@ TABLES = {number: Table(shape=(90, 4), init="constant") for number in (7, 8)}
 
 
 def _desk(mode: str = "sync") -> Desk:
-    desk = with_tables(2, mode, tables=TABLES)
-    optimized(desk, lr=1.0)
+    desk = optimized(with_tables(2, mode, tables=TABLES), lr=1.0)
     for clock, ids in ((1, range(90)), (2, ())):
         for worker in desk.workers:
             desk.ask(worker, push_rows(worker, {n: dict.fromkeys(ids, (0, 0, 0, 0)) for n in TABLES}, clock))
@@ -359,8 +334,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_who_wants_what_it_has_pushed_gets_it_from_the_update(taken: list[bool], mode: str) -> None:
-    desk = _desk(mode)
-    a, b = desk.workers
+    desk, a, b = _desk(mode).and_workers()
     mine, theirs = _grads(a), _grads(b)
     early, late = _pushed(a, mine), _pushed(b, theirs)
     replies = desk.ask(a, early) | desk.ask(b, late)
@@ -371,8 +345,7 @@ def test_who_wants_what_it_has_pushed_gets_it_from_the_update(taken: list[bool],
 
 
 def test_a_message_whose_tables_rounds_close_apart_is_answered_whole(taken: list[bool]) -> None:
-    desk = _desk()
-    a, b = desk.workers
+    desk, a, b = _desk().and_workers()
     mine, theirs = _grads(a), _grads(b)
     whole, *apart = _pushed(a, mine), *(_pushed(b, {number: rows}) for number, rows in theirs.items())
     replies = desk.ask(a, whole) | desk.ask(b, apart[0]) | desk.ask(b, apart[1])

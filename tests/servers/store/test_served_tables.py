@@ -25,8 +25,7 @@ from servers.store.served_tables import MOST
 
 
 def test_an_optimizer_without_a_rule_for_rows_is_refused_when_there_are_tables():
-    desk = with_tables(1)
-    (a,) = desk.workers
+    desk, a = with_tables(1).and_workers()
     text = text_of(desk.reply(a, a.set_optimizer("rmsprop")), "UsageError")
     assert "'t7'" in text
     assert "adam" in text
@@ -35,24 +34,20 @@ def test_an_optimizer_without_a_rule_for_rows_is_refused_when_there_are_tables()
 
 
 def test_a_table_is_refused_when_the_optimizer_has_no_rule_for_its_rows():
-    desk = Desk(1, values={1: floats(0)})
-    optimized(desk, "rmsprop")
-    (a,) = desk.workers
+    desk, a = optimized(Desk(1, values={1: floats(0)}), "rmsprop").and_workers()
     assert "'t7'" in text_of(desk.reply(a, init_tables(a, {7: Table(dim=2)})), "UsageError")
     assert "no value" in text_of(desk.reply(a, pull_rows(a, {7: [1]})), "KeyNotInitialized")
 
 
 def test_union_needs_rounds_of_all_workers():
-    desk = with_tables(2, "async")
-    optimized(desk, lr=1.0)
+    desk = optimized(with_tables(2, "async"), lr=1.0)
     a = desk.workers[0]
     text = text_of(desk.reply(a, push_rows(a, {7: {1: (1, 0)}}, union=True)), "UsageError")
     assert "only a store has whose rounds are of all workers: this one is async" in text
 
 
 def test_rows_that_are_not_admitted_give_zeros_and_a_pull_makes_none():
-    desk = with_tables(1, tables={7: Table(dim=2, init="constant", scale=0.5, admit=MinCount(2))})
-    optimized(desk, lr=1.0)
+    desk = optimized(with_tables(1, tables={7: Table(dim=2, init="constant", scale=0.5, admit=MinCount(2))}), lr=1.0)
     (a,) = desk.workers
     assert table_rows(desk, [5]) == [[0, 0]]
     desk.reply(a, push_rows(a, {7: {5: (1, 1)}}))
@@ -65,9 +60,7 @@ def test_rows_that_are_not_admitted_give_zeros_and_a_pull_makes_none():
 
 
 def test_evict_waits_for_its_round():
-    desk = with_tables(2, tables={7: Table(dim=2, evict=Capacity(1))})
-    optimized(desk, lr=1.0)
-    a, b = desk.workers
+    desk, a, b = optimized(with_tables(2, tables={7: Table(dim=2, evict=Capacity(1))}), lr=1.0).and_workers()
     desk.ask(a, push_rows(a, {7: {5: (1, 1)}}))
     due = evict(a, 7, clock=1)
     assert desk.ask(a, due) == {}
@@ -76,8 +69,7 @@ def test_evict_waits_for_its_round():
 
 
 def test_an_interrupted_init_may_come_again_until_the_table_is_used():
-    desk = with_tables(1)
-    (a,) = desk.workers
+    desk, a = with_tables(1).and_workers()
     ask(desk, init_tables(a, {7: Table(shape=(3, 2), init="constant", scale=2.0)}))
     assert table_rows(desk, [2]) == [[2, 2]]
     desk.reply(a, push_rows(a, {7: {1: (1, 1)}}))
@@ -85,8 +77,7 @@ def test_an_interrupted_init_may_come_again_until_the_table_is_used():
 
 
 def test_arrays_and_tables_are_not_asked_for_alike():
-    desk = with_tables(1)
-    (a,) = desk.workers
+    desk, a = with_tables(1).and_workers()
     ask(desk, a.init({1: floats(0)}))
     said = "key 't7' is a table of float32[10, 2]: its rows are pushed and pulled by their ids"
     for message in (
@@ -103,14 +94,12 @@ def test_arrays_and_tables_are_not_asked_for_alike():
 
 
 def test_a_table_cannot_be_in_a_store_with_delay_compensation():
-    desk = Desk(1, "async", compensation=0.5)
-    (a,) = desk.workers
+    desk, a = Desk(1, "async", compensation=0.5).and_workers()
     assert "delay_compensation" in text_of(desk.reply(a, init_tables(a, {7: Table(dim=2)})), "UsageError")
 
 
 def test_rows_that_are_put_are_checked():
-    desk = with_tables(1, stripes=2)
-    (a,) = desk.workers
+    desk, a = with_tables(1, stripes=2).and_workers()
     assert "position 0" in text_of(desk.reply(a, put_rows(a, 7, {1: (1, 1)})), "UsageError")
     short = put_rows(a, 7, {2: (1, 1)})
     short = type(short)(**{**vars(short), "count": 2})
@@ -122,9 +111,7 @@ def test_rows_that_are_put_are_checked():
 
 
 def test_a_table_is_frozen_after_its_round_and_read_while_it_changes():
-    desk = with_tables(1)
-    optimized(desk, lr=1.0, momentum=0.5)
-    (a,) = desk.workers
+    desk, a = optimized(with_tables(1), lr=1.0, momentum=0.5).and_workers()
     desk.reply(a, push_rows(a, {7: {1: (1, 1), 2: (2, 2)}}))
     frozen = desk.reply(a, freeze(a, 7, clock=1))
     assert isinstance(frozen, wire.Frozen)
@@ -144,9 +131,7 @@ def test_a_table_is_frozen_after_its_round_and_read_while_it_changes():
 
 
 def test_what_a_frozen_table_gives_can_be_put_with_its_states():
-    desk = with_tables(1)
-    optimized(desk, lr=1.0, momentum=0.5)
-    (a,) = desk.workers
+    desk, a = optimized(with_tables(1), lr=1.0, momentum=0.5).and_workers()
     desk.reply(a, push_rows(a, {7: {1: (1, 1)}}))
     frozen = desk.reply(a, freeze(a, 7, clock=1))
     page = desk.reply(a, read_frozen(a, frozen.number, state=True))
@@ -159,8 +144,7 @@ def test_what_a_frozen_table_gives_can_be_put_with_its_states():
 
 
 def test_a_worker_keeps_its_last_few_freezes_and_nobody_elses():
-    desk = with_tables(2)
-    a, b = desk.workers
+    desk, a, b = with_tables(2).and_workers()
     others = desk.reply(b, freeze(b, 7)).number
     numbers = [desk.reply(a, freeze(a, 7)).number for _ in range(MOST + 1)]
     assert "more than 4" in text_of(desk.reply(a, read_frozen(a, numbers[0])), "UsageError")
@@ -173,8 +157,7 @@ def test_a_worker_keeps_its_last_few_freezes_and_nobody_elses():
 
 
 def test_the_ids_of_rows_that_have_gone_are_read_too_and_too_long_pages_are_refused():
-    desk = with_tables(1, tables={7: Table(dim=2, evict=Capacity(1)), 8: Table(shape=(1 << 20, 64))})
-    optimized(desk, lr=1.0)
+    desk = optimized(with_tables(1, tables={7: Table(dim=2, evict=Capacity(1)), 8: Table(shape=(1 << 20, 64))}), lr=1.0)
     (a,) = desk.workers
     desk.reply(a, push_rows(a, {7: {1: (1, 1)}}, 1))
     first = desk.reply(a, freeze(a, 7, clock=1))
@@ -189,7 +172,6 @@ def test_the_ids_of_rows_that_have_gone_are_read_too_and_too_long_pages_are_refu
 
 
 def test_a_stripe_that_there_cannot_be_is_refused():
-    desk = Desk(1)
-    (a,) = desk.workers
+    desk, a = Desk(1).and_workers()
     text = text_of(desk.reply(a, init_tables(a, {7: Table(dim=2)}, stripe=2, stripes=2)), "UsageError")
     assert text == "stripe 2 of 2: stripes count from 0"

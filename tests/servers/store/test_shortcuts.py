@@ -146,8 +146,7 @@ def test_answers_of_one_round_have_the_same_buffers_and_numbers_of_their_own() -
 
 
 def test_a_value_is_not_changed_while_any_answer_of_its_round_is_kept() -> None:
-    desk = Desk(2, values={1: floats(0)})
-    first, second = desk.workers
+    desk, first, second = Desk(2, values={1: floats(0)}).and_workers()
     desk.ask(first, first.push({1: floats(1)}, 1, want=True))
     out = desk.shard.handle(second.peer, sent(second.push({1: floats(2)}, 1, want=True)))
     (kept,) = [reply for peer, reply in out if peer == second.peer]

@@ -24,8 +24,7 @@ from servers.store.target import HeldSegments
 
 
 def test_a_gradient_is_corrected_for_what_others_have_changed() -> None:
-    desk = updating(2, compensation=0.5)
-    a, b = desk.workers
+    desk, a, b = updating(2, compensation=0.5).and_workers()
     assert read(desk, desk.reply(a, a.pull([1]))) == 0
     desk.ask(b, b.push({1: floats(4)}, 1))  # b has read nothing: as it is
     assert desk.value() == -4
@@ -57,8 +56,7 @@ def test_what_was_read_goes_along_when_buckets_change() -> None:
 
 
 def test_an_update_uses_the_sum_and_the_rescaled_gradient():
-    desk = Desk(2, values={1: floats(10)})
-    optimized(desk, lr=0.5)
+    desk = optimized(Desk(2, values={1: floats(10)}), lr=0.5)
     for worker in desk.workers:
         desk.ask(worker, worker.push({1: floats(4)}, rescale=0.5))
     assert desk.value(clock=1).tolist() == [10 - 0.5 * 0.5 * 8]
@@ -67,8 +65,7 @@ def test_an_update_uses_the_sum_and_the_rescaled_gradient():
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_an_optimizer_that_throws_is_told_to_all_who_pushed(monkeypatch, workers, mode):
-    desk = Desk(workers, mode, values={1: floats(0)})
-    optimized(desk)
+    desk = optimized(Desk(workers, mode, values={1: floats(0)}))
     step = Updater.step
     monkeypatch.setattr(Updater, "step", lambda *args, **kwargs: 1 / 0)
     replies = {}
@@ -116,8 +113,7 @@ DOUBT = (
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_what_an_optimizer_may_have_half_updated_is_not_served_any_more_and_all_else_is(monkeypatch, mode):
-    desk = failing(monkeypatch, 2, workers=2, mode=mode)
-    a, b = desk.workers
+    desk, a, b = failing(monkeypatch, 2, workers=2, mode=mode).and_workers()
     early = a.push({1: floats(1), 2: floats(1, 1)}, want=True)
     replies = desk.ask(a, early)
     ahead = a.push({1: floats(1), 2: floats(1, 1)}, 2)
@@ -135,16 +131,14 @@ def test_what_an_optimizer_may_have_half_updated_is_not_served_any_more_and_all_
 
 
 def test_where_torch_does_not_count_changes_each_array_of_the_update_is_in_doubt(monkeypatch):
-    desk = failing(monkeypatch, 1, unseen=True)
-    (a,) = desk.workers
+    desk, a = failing(monkeypatch, 1, unseen=True).and_workers()
     reply = desk.reply(a, a.push({1: floats(1), 2: floats(1, 1)}))
     assert text_of(reply, "WeightsInDoubt") == DOUBT
 
 
 @pytest.mark.parametrize("fails_too", [False, True])
 def test_a_standby_refuses_the_same_arrays_whether_it_has_followed_or_is_new(monkeypatch, fails_too):
-    desk = failing(monkeypatch, 2, make=Pair)
-    (a,) = desk.workers
+    desk, a = failing(monkeypatch, 2, make=Pair).and_workers()
     desk.ask(a, a.push({1: floats(1), 2: floats(1, 1)}))
     monkeypatch.setattr(Fails, "at", 2 if fails_too else 0)
     desk.catch_up()
@@ -155,8 +149,7 @@ def test_a_standby_refuses_the_same_arrays_whether_it_has_followed_or_is_new(mon
 
 
 def test_of_arrays_in_doubt_there_is_no_checkpoint_and_readers_are_told(monkeypatch, tmp_path):
-    desk = failing(monkeypatch, 2)
-    (a,) = desk.workers
+    desk, a = failing(monkeypatch, 2).and_workers()
     written = []
     saver = Saver(desk.shard.checkpoints.memory, tmp_path, 0, lambda *outcome: written.append(outcome[2]))
     desk.shard.checkpoints.save = saver.save
@@ -171,8 +164,7 @@ def test_of_arrays_in_doubt_there_is_no_checkpoint_and_readers_are_told(monkeypa
 
 
 def test_an_update_that_fails_before_it_has_changed_anything_is_over_and_others_follow(monkeypatch):
-    desk = failing(monkeypatch, 1)
-    (a,) = desk.workers
+    desk, a = failing(monkeypatch, 1).and_workers()
     push = a.push({1: floats(1), 2: floats(1, 1)})
     replies = desk.ask(a, push)
     assert text_of(replies[0, push.seq], "ServerError") == (
@@ -184,9 +176,7 @@ def test_an_update_that_fails_before_it_has_changed_anything_is_over_and_others_
 
 
 def test_one_key_that_fails_does_not_fail_those_beside_it():
-    desk = Desk(2, values={1: floats(0), 2: floats(0)})
-    optimized(desk)
-    a, b = desk.workers
+    desk, a, b = optimized(Desk(2, values={1: floats(0), 2: floats(0)})).and_workers()
     one, two = a.push({1: floats(1)}, lr=0.1), a.push({2: floats(1)}, lr=0.2)
     desk.ask(a, one)
     desk.ask(a, two)
@@ -196,8 +186,7 @@ def test_one_key_that_fails_does_not_fail_those_beside_it():
 
 
 def test_all_segments_of_a_message_are_updated_in_one_call(monkeypatch):
-    desk = Desk(1, values={1: floats(0), 2: floats(0, 0)})
-    optimized(desk)
+    desk = optimized(Desk(1, values={1: floats(0), 2: floats(0, 0)}))
     calls = []
     step = Updater.step
     monkeypatch.setattr(
@@ -213,24 +202,20 @@ def test_all_segments_of_a_message_are_updated_in_one_call(monkeypatch):
 
 
 def test_async_every_push_is_an_update_at_once():
-    desk = Desk(2, "async", values={1: floats(0)})
-    optimized(desk, lr=1.0)
-    a, b = desk.workers
+    desk, a, b = optimized(Desk(2, "async", values={1: floats(0)}), lr=1.0).and_workers()
     for count, (worker, clock) in enumerate([(a, 1), (b, 1), (b, 2), (a, 2)], start=1):
         reply = desk.reply(worker, worker.push({1: floats(1)}, clock, want=True))
         assert values_in(reply, [Spec((1,), "float32")])[0].tolist() == [-count]
 
 
 def test_async_without_an_optimizer_a_push_says_what_to_call():
-    desk = Desk(1, "async", values={1: floats(0)})
-    (a,) = desk.workers
+    desk, a = Desk(1, "async", values={1: floats(0)}).and_workers()
     assert "call set_optimizer(name, ...) first" in text_of(desk.reply(a, a.push({1: floats(1)})), "UsageError")
     assert desk.value().tolist() == [0]
 
 
 def test_an_optimizer_refuses_integers_whichever_came_first():
-    desk = Desk(1, values={1: torch.zeros(2, dtype=torch.int32)})
-    (a,) = desk.workers
+    desk, a = Desk(1, values={1: torch.zeros(2, dtype=torch.int32)}).and_workers()
     assert "floating point only" in text_of(desk.reply(a, a.set_optimizer()), "Mismatch")
     push = a.push({1: torch.ones(2, dtype=torch.int32)})
     assert desk.reply(a, push) == wire.Ack(push.seq), "without one they are summed"
@@ -273,8 +258,7 @@ def test_values_that_are_not_finite_fail_their_round_and_name_who_pushed_them(op
 
 
 def test_a_sum_that_is_not_finite_although_all_its_parts_are():
-    desk = Desk(2, values={1: torch.zeros(2, dtype=torch.float16)}, finite=True)
-    a, b = desk.workers
+    desk, a, b = Desk(2, values={1: torch.zeros(2, dtype=torch.float16)}, finite=True).and_workers()
     desk.ask(a, a.push({1: torch.full((2,), 60000.0, dtype=torch.float16)}))
     push = b.push({1: torch.full((2,), 60000.0, dtype=torch.float16)})
     text = text_of(desk.ask(b, push)[1, push.seq], "NotFinite")
@@ -282,9 +266,7 @@ def test_a_sum_that_is_not_finite_although_all_its_parts_are():
 
 
 def test_async_pushes_that_are_not_finite_are_refused_alone():
-    desk = Desk(2, "async", values={1: floats(0)}, finite=True)
-    optimized(desk, lr=1.0)
-    a, b = desk.workers
+    desk, a, b = optimized(Desk(2, "async", values={1: floats(0)}, finite=True), lr=1.0).and_workers()
     push = a.push({1: floats(float("nan"))}, 1)
     assert "by worker 0" in text_of(desk.ask(a, push)[0, push.seq], "NotFinite")
     desk.ask(b, b.push({1: floats(3)}, 1))
@@ -325,8 +307,7 @@ def test_states_travel_and_come_back():
 
 
 def test_states_that_were_sent_do_not_change():
-    desk = Desk(1, values={1: floats(0)})
-    optimized(desk, momentum=0.5)
+    desk = optimized(Desk(1, values={1: floats(0)}), momentum=0.5)
     a = desk.workers[0]
     desk.ask(a, a.push({1: floats(1)}, 1))
     ((_, reply),) = desk.shard.handle(a.peer, a.get_states([1]))
@@ -357,8 +338,7 @@ def test_without_an_optimizer_there_are_no_states():
     ],
 )
 def test_states_that_do_not_fit_are_refused_and_change_nothing(states):
-    desk = Desk(1, values={1: torch.zeros(50_000), 2: floats(0, 0)})
-    optimized(desk, momentum=0.5)
+    desk = optimized(Desk(1, values={1: torch.zeros(50_000), 2: floats(0, 0)}), momentum=0.5)
     a = desk.workers[0]
     desk.ask(a, a.push({1: torch.ones(50_000), 2: floats(1, 1)}, 1))
     text = text_of(desk.reply(a, a.put_states(states)), "Mismatch")

@@ -1,19 +1,38 @@
-"""The events of a trace: valid whatever is missing, on one time line, and with what a reader looks for."""
+"""Traces: what is fetched, its events, its file, and whole jobs."""
 
 from __future__ import annotations
 
+import json
 import math
+import threading
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from noted import PUSH_S, SERVER, WORKERS, NotedJob, fetched
+from observed_job import ObservedJob
 from trace_reader import ReadTrace
+from waiting import until
 
 from kvstore import wire
+from kvstore.client.dist import DistStore
+from kvstore.errors import NodeLost, WireError
+from kvstore.job.valid_values import RoundWindow
+from kvstore.observing.figures import job_rounds_per_s
+from kvstore.observing.observer_session import UNCHANGED
+from kvstore.wire.tracing import ROW
+from servers.observer.trace_recording import TraceRecording
 from servers.tracing.chrome import Bounds, ChromeTrace, Track, TrackSpan, requests_of
 from servers.tracing.collected import CollectedNotes
+from servers.tracing.trace_writer import LEAST_S, MOST_S, TraceWriter
+
+# ---- the events of a trace: valid whatever is missing, on one time line, and with what a reader looks for
+
 
 clocks = st.floats(-5000, 5000)
 
@@ -123,10 +142,7 @@ def test_spans_are_those_of_the_members_with_what_is_known_of_them() -> None:
     assert (push["name"], push["args"]) == ("pushpull w and 1 more", {"round": 1, "keys": 2})
     first, last = trace.spans("server 0", "Push")
     assert first["name"] == "Push w and 1 more"
-    assert (first["args"], last["args"]["answers"]) == (
-        {"round": 1, "bytes": 400, "from": "worker 0", "request": 1},
-        2,
-    )
+    assert (first["args"], last["args"]["answers"]) == ({"round": 1, "bytes": 400, "from": "worker 0", "request": 1}, 2)
     (update,) = trace.spans("server 0", "update")
     assert update["args"] == {"round": 1, "keys": 1, "came last": "worker 1"}
     assert update["dur"] == round(1e6 * PUSH_S, 3)
@@ -252,3 +268,239 @@ def test_one_end_alone_makes_a_request_that_lacks_the_other() -> None:
             [(request.asked is not None, len(request.handled), len(request.left)) for request in found.values()]
         )
     assert seen == [[(True, 0, 0)], [(False, 1, 1), (False, 1, 1)]]
+
+
+# ---- what has been fetched: bounded, counted, and not spoilt by what is not valid
+
+
+def chunks(rounds: int = 1) -> list[wire.TraceChunk]:
+    job = NotedJob()
+    for number in range(1, rounds + 1):
+        job.round(number)
+    return job.chunks()
+
+
+def test_records_are_kept_by_member_and_counted() -> None:
+    collected = CollectedNotes()
+    assert collected.take(fetched(chunks())) == 3
+    assert {node: notes.count for node, notes in collected.members.items()} == {WORKERS[0]: 3, WORKERS[1]: 3, SERVER: 4}
+    assert (collected.count, collected.after) == (10, 3)
+
+
+def test_a_chunk_that_comes_again_is_not_taken_twice() -> None:
+    collected = CollectedNotes()
+    for _ in range(2):
+        collected.take(fetched(chunks()))
+    assert collected.count == 10
+
+
+def test_what_is_missing_is_counted_by_the_numbers() -> None:
+    collected = CollectedNotes()
+    job = NotedJob()
+    job.round(1)
+    job.chunks()  # of another trace
+    job.round(2)
+    collected.take(fetched(job.chunks()))
+    assert collected.members[SERVER].lost == 0
+    job.round(3)
+    job.chunks()  # lost
+    job.round(4)
+    collected.take(fetched(job.chunks(), first=4, dropped=3))
+    assert collected.members[SERVER].lost == 4
+    assert collected.dropped == 3
+
+
+def test_beyond_the_limit_records_count_as_lost() -> None:
+    collected = CollectedNotes(most=9)
+    collected.take(fetched(chunks()))
+    assert collected.count == 6
+    assert collected.members[SERVER].lost == 4
+
+
+def test_records_that_are_not_valid_are_refused_when_they_are_read_and_the_rest_is_taken() -> None:
+    first, second, third = chunks()
+    bad = replace(second, buffers=[bytes(second.records * ROW.size)])
+    collected = CollectedNotes()
+    collected.take(fetched([first, bad, second, third]))
+    assert (collected.refused, collected.count, collected.after) == (0, 13, 4)
+    assert len(collected.members[second.node].records()) == 4
+    assert (collected.refused, collected.count) == (1, 10)
+
+
+def test_the_offset_that_is_wrong_by_least_stays() -> None:
+    collected = CollectedNotes()
+    (one, *_) = chunks()
+    for number, (offset, error) in enumerate([(1.0, 0.5), (2.0, 0.25), (3.0, 0.75)], 1):
+        made = replace(one, offsets=[[1, offset, error]])
+        collected.take(fetched([made], first=number))
+    assert collected.members[one.node].offsets == {1: (2.0, 0.25)}
+
+
+def test_drops_of_a_scheduler_before_count_too() -> None:
+    collected = CollectedNotes()
+    collected.take(fetched(chunks(), dropped=2))
+    collected.take(fetched(chunks(), first=(1 << 40) + 1, dropped=1))
+    assert collected.dropped == 3
+
+
+def test_other_messages_are_refused() -> None:
+    with pytest.raises(WireError):
+        CollectedNotes().take(wire.TraceFetched(1, 1, 0, False, [b"x", b"y"]))
+
+
+# ---- the file: whole after each writing, written now and then, and once more at the end
+
+
+class Source:
+    def __init__(self) -> None:
+        self.job = NotedJob()
+        self.number = 1
+
+    def fetch_trace(self, after: int, rounds: RoundWindow = UNCHANGED) -> wire.TraceFetched:
+        chunks = self.job.chunks() if after == self.number - 1 else []
+        answer = fetched(chunks, self.number)
+        self.number += len(chunks)
+        return answer
+
+
+def test_the_file_is_written_when_there_is_news_and_it_is_time(tmp_path: Path) -> None:
+    path, source, now = tmp_path / "trace.json", Source(), [0.0]
+    writer = TraceWriter(path, RoundWindow(1, 9), lambda: now[0])
+    writer.step(source)
+    assert json.loads(path.read_text())["traceEvents"] == []
+    rounds = []
+    for number in range(1, 5):
+        source.job.round(number)
+        now[0] += 0.6 * LEAST_S
+        writer.step(source)
+        rounds.append(len(ReadTrace.of(path).spans("server 0", "update")))
+    assert rounds == [0, 2, 2, 4]
+
+
+def test_the_more_there_is_to_write_the_more_rarely_it_is_written(tmp_path: Path) -> None:
+    path, source, now = tmp_path / "trace.json", Source(), [0.0]
+    writer = TraceWriter(path, RoundWindow(1, 99), lambda: now[0])
+    for number in range(1, 61):
+        source.job.round(number)
+    for _ in range(12):
+        writer.step(source)
+        now[0] += 1.0
+    written = ReadTrace.of(path)
+    assert len(written.spans("server 0", "update")) == 60
+    for number in range(61, 81):
+        source.job.round(number)
+    now[0] += LEAST_S
+    writer.step(source)
+    assert ReadTrace.of(path).about == written.about
+    now[0] += MOST_S
+    writer.step(source)
+    assert len(ReadTrace.of(path).spans("server 0", "update")) == 80
+
+
+def test_the_last_writing_has_all_even_if_the_scheduler_is_gone(tmp_path: Path) -> None:
+    path, source = tmp_path / "trace.json", Source()
+    writer = TraceWriter(path, RoundWindow(1, 9), lambda: 0.0)
+    source.job.round(1)
+    writer.step(source)
+    source.job.round(2)
+    writer.step(source)
+    writer.finish()
+    trace = ReadTrace.of(path)
+    assert trace.round_trips() == 4
+    assert trace.about["rounds"] == "1-9"
+
+
+def test_a_scheduler_that_does_not_answer_is_the_callers_affair(tmp_path: Path) -> None:
+    class Gone:
+        def fetch_trace(self, after: int, rounds: RoundWindow = UNCHANGED) -> wire.TraceFetched:
+            raise NodeLost("nobody listens")
+
+    with pytest.raises(NodeLost):
+        TraceWriter(tmp_path / "trace.json").step(Gone())
+
+
+def test_a_file_that_cannot_be_written_does_not_end_the_observer(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "gone" / "trace.json")
+    writer.step(Source())
+    writer.finish()
+
+
+# ---- traces of whole jobs in this process: what each kind of member has noted, and that the last of it is fetched
+
+
+ROUNDS = 6
+
+
+def work(store: DistStore) -> None:
+    value = torch.zeros(30000)
+    store.init("w", value)
+    for _ in range(ROUNDS):
+        with store.traced("forward"):
+            gradient = torch.ones(30000)
+        store.pushpull("w", gradient, out=value)
+    store.report(input_s=0.001)
+    store.barrier()
+
+
+def traced(path: Path, window: RoundWindow, workers: int, **options: Any) -> ReadTrace:
+    with ExitStack() as stack, ObservedJob(workers, trace=window, **options) as job:
+        recording = TraceRecording(TraceWriter(path, window), job.observe, threading.Event(), step_s=0.02)
+        stack.enter_context(recording)
+        job.run(work)
+    return ReadTrace.of(path)
+
+
+@pytest.mark.parametrize("first", [1, 3])
+def test_a_trace_has_the_rounds_that_were_asked_for(tmp_path: Path, first: int) -> None:
+    trace = traced(tmp_path / "trace.json", RoundWindow(first, 4), 2)
+    wanted = set(range(first, 5))
+    assert {span["args"]["round"] for span in trace.spans("worker 1", "pushpull")} == wanted
+    assert {span["args"]["round"] for span in trace.spans("server 0", "update")} == wanted
+    assert trace.round_trips() >= 2 * len(wanted)
+    assert bool(trace.spans("worker 0", "wait"))
+    assert {span["args"]["round"] for span in trace.spans("worker 0", "pack")} == wanted
+
+
+def test_an_aggregator_is_in_between(tmp_path: Path) -> None:
+    trace = traced(tmp_path / "trace.json", RoundWindow(1, 100), 2, aggregators=1)
+    assert set(trace.names.values()) == {"scheduler", "worker 0", "worker 1", "aggregator 0", "server 0"}
+    assert len(trace.spans("aggregator 0", "Push")) == 2 * ROUNDS
+    assert {span["args"]["from"] for span in trace.spans("server 0", "Push")} == {"aggregator 0"}
+    assert trace.round_trips() >= 3 * ROUNDS
+    assert trace.spans("worker 0", "input")
+    assert len(trace.spans("worker 0", "forward")) == ROUNDS
+    assert trace.about["records lost"] == {}
+
+
+def test_a_trace_may_begin_while_the_job_runs(tmp_path: Path) -> None:
+    recorded, path = threading.Event(), tmp_path / "trace.json"
+
+    def work_on(store: DistStore) -> None:
+        value = torch.zeros(30000)
+        store.init("w", value)
+        done = torch.zeros(1)
+        store.init("done", done)
+        while not done:  # both workers see it in the same round
+            store.pushpull("w", torch.ones(30000), out=value)
+            store.pushpull("done", torch.full((1,), float(store.rank == 0 and recorded.is_set())), out=done)
+
+    with ObservedJob(2, heartbeat_s=0.05, aggregators=1) as job:
+        recording = TraceRecording(TraceWriter(path, RoundWindow(1, 4)), job.observe, None, step_s=0.02)
+
+        def record() -> None:
+            with job.observe() as observer:
+                until(lambda: bool(job_rounds_per_s(observer.look())), "reports of rounds")
+            recording.run()
+            recorded.set()
+
+        thread = threading.Thread(target=record)
+        thread.start()
+        job.run(work_on)
+        thread.join()
+    trace = ReadTrace.of(path)
+    first, last = map(int, trace.about["rounds"].split("-"))
+    assert first > 1
+    assert {span["args"]["round"] for span in trace.spans("worker 1", "pushpull")} == set(range(first, last + 1))
+    assert {span["args"]["round"] for span in trace.spans("server 0", "update")} == set(range(first, last + 1))
+    assert len(trace.spans("aggregator 0", "Push")) == 2 * 2 * 4
+    assert trace.about["records lost"] == {}

@@ -440,7 +440,7 @@ def test_more_fragments_than_layers() -> None:
         split({"a.weight": torch.empty(2), "a.bias": torch.empty(2), "b.weight": torch.empty(2)}, 3)
 
 
-# ---- A worker's side of the global weights, with a store in this process: outer gradients out, new weights in
+# ---- a worker's side of the global weights, with a store in this process: outer gradients out, new weights in
 
 
 def made(*values: float, dtype: torch.dtype = torch.float32) -> tuple[GlobalWeights, dict[str, torch.Tensor]]:

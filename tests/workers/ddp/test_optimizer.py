@@ -1,20 +1,35 @@
-"""DistributedOptimizer in jobs made of threads: two workers do as one does with both their batches."""
+"""DistributedOptimizer in threads and in processes, and the partition of its data."""
 
 from __future__ import annotations
 
 import copy
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from averaged import STEPS, alone, loss_of, network, pair, plain_step, same, sgd
+from hypothesis import given
+from hypothesis import strategies as st
 from threaded import ThreadedJob
 from torch import nn
+from torch.utils.data import IterableDataset, TensorDataset
 
 import kvstore as kv
 import workers
 from kvstore.client import DistStore
-from workers import DistributedOptimizer
+from workers import DistributedOptimizer, partition_dataset
+from workers.ddp.partition import batch_sizes
+
+# ---- DistributedOptimizer in jobs made of threads: two workers do as one does with both their batches
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -245,3 +260,175 @@ def test_buffers_of_modules_that_differ_are_left_alone_with_a_warning(
 
     assert cluster.run(work) == [[0, 0], [1, 1]]
     assert "leaves each worker's buffers as they are" in caplog.text
+
+
+# ---- DistributedOptimizer in two processes, beside torch's DistributedDataParallel in the same two
+
+
+SCRIPT = """
+import json, sys
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+import workers
+
+torch.set_num_threads(1)
+rank, device = workers.init()
+assert (rank, workers.size()) == (workers.local_rank(), workers.local_size()), "one host, in the order of ranks"
+store_file = sys.argv[1]
+torch.distributed.init_process_group("gloo", init_method=f"file://{store_file}", rank=rank, world_size=workers.size())
+
+def network(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 64), nn.ReLU(),
+                         nn.Linear(64, 10))
+
+def train(model, optimizer):
+    generator = torch.Generator().manual_seed(100 + rank)
+    for step in range(50):
+        x, y = torch.randn(8, 3, 8, 8, generator=generator), torch.randint(10, (8,), generator=generator)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+ours, theirs = network(rank), network(0)  # broadcast_parameters gives all the first one's
+workers.broadcast_parameters(ours)
+before = [its.detach().clone() for its in theirs.parameters()]
+assert all(torch.equal(*its) for its in zip(ours.parameters(), before))
+optimizer = workers.DistributedOptimizer(torch.optim.Adam(ours.parameters(), lr=0.001), ours.named_parameters())
+train(ours, optimizer)
+train(DistributedDataParallel(theirs, broadcast_buffers=False), torch.optim.Adam(theirs.parameters(), lr=0.001))
+
+def furthest(some):
+    return max(float((one - two).detach().abs().max()) for one, two in zip(ours.parameters(), some))
+
+print(json.dumps({"difference": furthest(theirs.parameters()), "way": furthest(before)}), flush=True)
+torch.distributed.destroy_process_group()
+workers.shutdown()
+assert not workers.is_initialized()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+def test_it_does_as_distributed_data_parallel(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
+    command = f"{sys.executable} {tmp_path}/script.py {tmp_path}/meeting"
+    process = subprocess.run(
+        [sys.executable, "-m", "launcher", "-n", "2", "-s", "1", "--launcher", "local", command],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=170,
+    )
+    assert process.returncode == 0, process.stdout
+    found = [json.loads(line[line.index("{") :]) for line in process.stdout.splitlines() if '"difference"' in line]
+    assert len(found) == 2, process.stdout
+    for numbers in found:
+        print(numbers)
+        assert numbers["way"] > 1e-2
+        assert numbers["difference"] <= 1e-5
+
+
+# ---- partition_dataset: every sample once over all workers, in as many batches on each
+
+
+class Numbers:
+    """Not a torch data set, but has what one has."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, number: int) -> Any:
+        return np.array([number, 0.5]), number
+
+
+def parts(samples: int, batch_size: int, size: int, **options: Any) -> list[Any]:
+    return [partition_dataset(Numbers(samples), batch_size, rank=rank, size=size, **options)[0] for rank in range(size)]
+
+
+def labels(loader: Any) -> list[list[int]]:
+    return [y.tolist() for _, y in loader]
+
+
+@given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 7))
+def test_every_sample_comes_once_and_all_have_as_many_batches(samples: int, size: int, each: int) -> None:
+    if samples < size:
+        return
+    read = [loader.batch_sampler for loader in parts(samples, each * size, size)]
+    epochs = [[list(sampler) for sampler in read] for _ in range(2)]
+    for epoch in epochs:
+        assert len({len(batches) for batches in epoch}) == 1
+        assert all(1 <= len(batch) <= each for batches in epoch for batch in batches)
+        seen = [number for batches in epoch for batch in batches for number in batch]
+        assert set(seen) == set(range(samples))
+        assert len(seen) == samples or (each == 1 and len(seen) == -(-samples // size) * size)
+    assert [len(sampler) for sampler in read] == [len(batches) for batches in epochs[0]]
+
+
+def test_the_order_is_the_seeds_and_new_in_each_epoch() -> None:
+    (one,), (two,), (other,) = parts(50, 8, 1), parts(50, 8, 1), parts(50, 8, 1, seed=7)
+    first = labels(one)
+    assert first == labels(two)
+    assert first != labels(other)
+    assert first != labels(one)
+
+
+def test_a_run_that_goes_on_goes_on_where_it_was() -> None:
+    (whole,), (stopped,), (resumed,) = (parts(50, 8, 1) for _ in range(3))
+    expected = labels(whole)
+    loader = iter(stopped)
+    taken = [next(loader)[1].tolist() for _ in range(3)]
+    resumed.batch_sampler.load_state_dict(stopped.batch_sampler.state_dict())
+    assert taken + labels(resumed) == expected
+
+
+def test_batches_are_the_workers_part_of_the_batch_size() -> None:
+    _, bsz = partition_dataset(Numbers(100), 33, rank=0, size=4)
+    assert bsz == 8
+
+
+def test_floats_get_the_dtype_and_integers_do_not() -> None:
+    (loader,) = parts(4, 4, 1, dtype="float32", device="cpu")
+    x, y = next(iter(loader))
+    assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
+    (loader,) = parts(4, 4, 1)
+    assert next(iter(loader))[0].dtype == torch.float64
+
+
+def test_samples_of_any_shape_go_to_the_device() -> None:
+    Pair = namedtuple("Pair", "x y")
+    data = [{"pair": Pair(torch.zeros(2).double(), 1), "name": "a"}] * 3
+    loader, _ = partition_dataset(data, 3, dtype=torch.float16, rank=0, size=1)
+    batch = next(iter(loader))
+    assert isinstance(batch["pair"], Pair)
+    assert batch["pair"].x.dtype == torch.float16
+    assert batch["name"] == ["a"] * 3
+    loader, _ = partition_dataset(TensorDataset(torch.zeros(3, 2)), 3, rank=0, size=1)
+    assert next(iter(loader))[0].shape == (3, 2)
+
+
+def test_what_cannot_be_divided_is_refused() -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(())
+
+    with pytest.raises(kv.UsageError, match="a Stream cannot be divided"):
+        partition_dataset(Stream(), 4, rank=0, size=1)
+    with pytest.raises(kv.UsageError, match="3 samples cannot be divided between 4 workers"):
+        partition_dataset(Numbers(3), 4, rank=0, size=4)
+    with pytest.raises(kv.UsageError, match="must be at least 4"):
+        partition_dataset(Numbers(9), 3, rank=0, size=4)
+    with pytest.raises(kv.UsageError, match=r"call workers.init\(\) first"):
+        partition_dataset(Numbers(9), 3)
+
+
+@pytest.mark.parametrize(
+    ("samples", "batches", "sizes"), [(7, 2, [4, 3]), (8, 2, [4, 4]), (8, 3, [4, 3, 1]), (4, 1, [4]), (4, 2, [3, 1])]
+)
+def test_the_sizes_of_batches(samples: int, batches: int, sizes: list[int]) -> None:
+    assert batch_sizes(samples, batches, 4) == sizes

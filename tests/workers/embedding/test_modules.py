@@ -135,11 +135,7 @@ def test_one_backward_pass_is_one_push_of_all_tables() -> None:
     store = Recorded()
     first, second = (workers.Embedding(None, 2, store=store, key=key) for key in ("a", "b"))
     (first(torch.tensor([5, 2**60, 5])).sum() + first(torch.tensor([7])).sum()).backward()
-    assert store.calls == [
-        ("pull", {}, {"a": 2}),
-        ("pull", {}, {"a": 1}),
-        ("push", {"a": 3, "b": 0}, {}),
-    ]
+    assert store.calls == [("pull", {}, {"a": 2}), ("pull", {}, {"a": 1}), ("push", {"a": 3, "b": 0}, {})]
     assert store.table_statistics("a")["rows"] == 3
     store.calls.clear()
     second(torch.tensor([[]], dtype=torch.int64)).sum().backward()
@@ -421,12 +417,7 @@ def test_how_they_look() -> None:
 
 @pytest.mark.parametrize(
     ("ids", "offsets"),
-    [
-        ([1, 2], None),
-        (1, None),
-        (torch.zeros(2, 2, 2, dtype=torch.long), None),
-        ([[1, 2]], torch.tensor([0])),
-    ],
+    [([1, 2], None), (1, None), (torch.zeros(2, 2, 2, dtype=torch.long), None), ([[1, 2]], torch.tensor([0]))],
 )
 def test_bags_that_are_none_are_refused_with_what_would_work(ids: Any, offsets: Any) -> None:
     bag = workers.EmbeddingBag(40, 4, store=Recorded("sgd", learning_rate=1.0), key="t")

@@ -167,7 +167,7 @@ def trained(
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 2), (3, 1)])
+@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 2), pytest.param(3, 1, marks=pytest.mark.release)])
 def test_the_weights_are_the_same_to_the_bit(make: Callable[[], nn.Module], workers: int, servers: int) -> None:
     with ThreadedJob(workers, servers, bigarray_bound=20) as cluster:
         for optimizer in ("sgd", "adamw"):

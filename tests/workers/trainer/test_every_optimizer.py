@@ -284,10 +284,7 @@ def test_groups_that_are_none(groups: Any, error: type[Exception], text: str) ->
         kv.create("local").set_optimizer("sgd", groups=groups)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "text"),
-    [("LBFGS", "evaluates the loss several times"), ("sdg", "choose from")],
-)
+@pytest.mark.parametrize(("optimizer", "text"), [("LBFGS", "evaluates the loss several times"), ("sdg", "choose from")])
 def test_optimizers_that_there_are_not(optimizer: str, text: str) -> None:
     with pytest.raises(kv.UnknownName, match=text):
         Trainer([nn.Parameter(torch.zeros(1))], optimizer)

@@ -153,8 +153,7 @@ def filled(where: str, rate: torch.Tensor, param: nn.Parameter, how: dict[str, A
 
 @pytest.mark.parametrize("how", HOWS, ids=str)
 @pytest.mark.parametrize(
-    "where",
-    ["in the options", "in a group", "in an instance", "in an instance's group", "in param_groups"],
+    "where", ["in the options", "in a group", "in an instance", "in an instance's group", "in param_groups"]
 )
 def test_a_rate_that_is_filled_in_place_is_the_next_steps(where: str, how: dict[str, Any]) -> None:
     (param,) = weights(0.0)

@@ -1,11 +1,27 @@
-"""Links of every transport: whose a message is, and what is left of a link that has ended."""
+"""What every transport does alike: links, messages, memory, and processes that are killed."""
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
 import pytest
-from every_transport import SIZES, Ends, pattern, receive
+import torch
+from every_transport import MEMBERS, SIZES, Ends, acquainted, pattern, receive
+from waiting import LONG
 
 from kvstore.errors import ConfigError
+from kvstore.transport.memory import ScatteredFrame
+from kvstore.transport.sockets.socket_transport import SocketTransport
+
+# ---- links of every transport: whose a message is, and what is left of a link that has ended
 
 
 def test_replies_go_back_over_the_link(ends: Ends):
@@ -134,3 +150,300 @@ def test_a_place_can_be_listened_at_once(ends: Ends):
         return  # a second one takes a unix socket over; its directory is private
     with pytest.raises(ConfigError, match="in use"):
         second.bind(endpoint)
+
+
+# ---- messages over every transport: whole, in order, and waited for
+
+
+def test_frames_arrive_whole_and_in_order(ends: Ends):
+    listener, other, link = ends.pair()
+    messages = [[pattern(size, size)] for size in SIZES]
+    messages += [[b"head", *(pattern(size) for size in SIZES)], [b"", b""], [b"x"] * 200]
+    for frames in messages:
+        other.send(link, frames)
+    for frames in messages:
+        assert receive(listener)[1] == frames
+
+
+def test_a_frame_in_several_places_arrives_as_one(ends: Ends):
+    listener, other, link = ends.pair()
+    places = [pattern(size, size) for size in SIZES[1:]]
+    other.send(link, [b"head", ScatteredFrame(map(memoryview, places)), b"tail"])
+    assert receive(listener)[1] == [b"head", b"".join(places), b"tail"]
+
+
+def test_what_has_been_detached_may_change(ends: Ends):
+    listener, other, link = ends.pair()
+    other.send(link, [b"hello"])
+    receive(listener)
+    if not other.gathers(link):
+        other.detach()
+        return
+    places = [bytearray(b"x" * (1 << 20)) for _ in range(40)]  # more than fits into any socket
+    other.send(link, [b"head", ScatteredFrame(map(memoryview, places)), b"tail"])
+    other.detach()
+    for place in places:
+        place[:] = b"y" * (1 << 20)
+    other.send(link, [b"next"])
+    assert receive(listener)[1] == [b"head", b"x" * (40 << 20), b"tail"]
+    assert receive(listener)[1] == [b"next"]
+
+
+def test_what_is_urgent_may_overtake_what_waits_and_nothing_else(ends: Ends):
+    listener, other, link = ends.pair()
+    other.send(link, [b"hello"])
+    receive(listener)
+    begun = [b"begun", pattern(1) * (40 << 20)]  # more than fits into any socket
+    waiting = [(b"first", 1), (b"second", 1), (b"urgent", 2), (b"last", None), (b"after", 9)]
+    other.send(link, begun)
+    for name, priority in waiting:
+        other.send(link, [name], priority)
+    came = [bytes(receive(listener)[1][0]) for _ in range(1 + len(waiting))]
+    in_order = [name for name, _ in waiting]
+    urgent_first = [b"urgent", b"first", b"second", b"last", b"after"]
+    assert came in ([b"begun", *in_order], [b"begun", *urgent_first])
+    if isinstance(other, SocketTransport):
+        assert came == [b"begun", *urgent_first]
+
+
+def test_an_interrupt_wakes_a_waiting_recv(ends: Ends):
+    listener, _, _ = ends.pair()
+    woken = threading.Event()
+
+    def wait() -> None:
+        assert listener.recv(LONG) is None
+        woken.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    listener.interrupt()
+    assert woken.wait(LONG / 2)
+    thread.join()
+
+
+def test_interrupts_count_for_the_next_recv_and_do_not_pile_up(ends: Ends):
+    listener, other, link = ends.pair()
+    for _ in range(1000):
+        listener.interrupt()
+    began = time.monotonic()
+    assert listener.recv(LONG) is None
+    assert time.monotonic() - began < LONG / 2
+    other.send(link, [b"x"])
+    received = listener.recv(LONG) or listener.recv(LONG)
+    assert received is not None
+    assert received[1] == [b"x"]
+
+
+def test_an_interrupt_loses_no_message(ends: Ends):
+    listener, other, link = ends.pair()
+    stop = threading.Event()
+
+    def ring() -> None:
+        while not stop.is_set():
+            listener.interrupt()
+
+    thread = threading.Thread(target=ring)
+    thread.start()
+    heard = []
+    try:
+        for number in range(50):
+            other.send(link, [b"%d" % number])
+            while (received := listener.recv(LONG)) is None:
+                pass
+            heard.append(int(bytes(received[1][0])))
+    finally:
+        stop.set()
+        thread.join()
+    assert heard == list(range(50))
+
+
+@pytest.mark.parametrize("timeout", [0.0, 0.05])
+def test_recv_returns_after_its_timeout(ends: Ends, timeout: float):
+    listener, _, _ = ends.pair()
+    began = time.monotonic()
+    assert listener.recv(timeout) is None
+    assert timeout * 0.9 <= time.monotonic() - began < LONG / 2
+
+
+# ---- every transport's memory: what is received stays, and what may still be read is busy
+
+
+def test_a_received_buffer_outlives_the_messages_after_it_the_link_and_its_sender(ends: Ends):
+    listener, other, link = acquainted(ends)
+    held = []
+    for number in range(4):
+        for size in (100, 1 << 20):
+            other.send(link, [b"head", bytearray([number]) * size])
+            held.append((number, size, receive(listener)[1][1]))
+    other.close()
+    listener.close()
+    del other, listener
+    gc.collect()
+    for number, size, view in held:
+        assert (len(view), set(view)) == (size, {number})
+
+
+def test_large_buffers_are_read_where_they_are(ends: Ends):
+    """A receiver sees a view that torch can use in place, and a sender's tensor goes out as it is."""
+    listener, other, link = ends.pair()
+    tensor = torch.arange(1 << 18, dtype=torch.float32)
+    other.send(link, [tensor.view(torch.uint8).numpy().data])
+    (frame,) = receive(listener)[1]
+    taken = torch.frombuffer(frame, dtype=torch.float32)
+    assert torch.equal(taken, tensor)
+    assert taken.data_ptr() == torch.frombuffer(frame, dtype=torch.uint8).data_ptr()
+    if ends.endpoint.startswith("inproc"):
+        assert taken.data_ptr() == tensor.data_ptr()
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 64 << 10, (1 << 20) + 1])
+def test_allocated_memory_is_sent_whole_or_in_parts(ends: Ends, size: int):
+    listener, other, link = acquainted(ends)
+    memory = other.allocate(size)
+    assert (len(memory), memory.readonly, memory.format) == (size, False, "B")
+    memory[:] = expected = pattern(size)
+    if size:
+        assert torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % 64 == 0
+    half = size // 2
+    other.send(link, [b"head", memory, memory[:half], memory[half:], memory.toreadonly()])
+    frames = receive(listener)[1]
+    del memory
+    other.allocate(size)[:] = bytes(size)  # somebody else's from now on
+    assert frames == [b"head", expected, expected[:half], expected[half:], expected]
+
+
+def test_what_was_sent_of_allocated_memory_stays_although_more_is_allocated(ends: Ends):
+    listener, other, link = acquainted(ends)
+    held = []
+    for number in range(20):
+        memory = other.allocate(100_000)
+        memory[:] = bytes([number]) * 100_000
+        assert not set(memory) - {number}
+        other.send(link, [b"head", memory])
+        del memory
+        held.append(receive(listener)[1][1])
+        if number % 3 == 0:
+            del held[0]
+        assert [view[0] for view in held] == [view[-1] for view in held]
+    assert [view[0] for view in held] == list(range(7, 20))
+
+
+def test_memory_that_may_be_read_is_busy(ends: Ends):
+    listener, other, link = acquainted(ends)
+    memory = other.allocate(100_000)
+    other.send(link, [b"head", memory])
+    frames = receive(listener)[1]
+    assert other.busy(memory)
+    assert other.busy(memory[5000:6000])
+    assert other.busy(bytearray(100))
+    del frames
+
+
+def test_who_reads_our_memory_is_known_once_we_are_acquainted(ends: Ends):
+    _, other, link = acquainted(ends)
+    assert other.shares(link) == (ends.kind == "inproc" or ends.kind.startswith("shm"))
+    assert not other.shares(b"nobody") or ends.kind == "inproc"
+
+
+# ---- processes at the other end that are killed, over every transport that there is between processes
+
+
+CHILD = """
+import os, sys
+from kvstore.job.curve_keys import CurveKeys
+from kvstore.transport.memory import ScatteredFrame
+from kvstore.transport.shm.shared_memory import SharedMemoryTransport
+from kvstore.transport.sockets.socket_transport import TcpTransport
+from kvstore.transport.sockets.socket_transport import UnixTransport
+from kvstore.transport.zeromq import ZmqTransport
+
+kind, endpoint = sys.argv[1:]
+keys = CurveKeys.from_env(os.environ) if "key=" in endpoint else None
+sockets = {"unix": UnixTransport, "tcp": TcpTransport}
+inner = sockets.get(kind.removeprefix("shm-"), lambda: ZmqTransport(keys=keys))()
+transport = SharedMemoryTransport(inner, "conformance") if kind.startswith("shm-") else inner
+link = transport.connect(endpoint)
+transport.send(link, [b"hello", bytes(1 << 13)])
+held = []
+number = 0
+while True:
+    received = transport.recv(30)
+    if received is None:
+        sys.exit("nobody there")
+    held.append(received)
+    if received[1][0] == b"write":
+        for _ in range(20):
+            memory = transport.allocate(1 << 20)
+            memory[:] = bytes([number % 256]) * (1 << 20)
+            transport.send(link, [b"%d" % number, memory])
+            number += 1
+    else:
+        transport.send(link, [b"got"])
+"""
+
+
+@pytest.fixture
+def child(ends: Ends) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Starts a process that connects to the endpoint, and does what messages say."""
+    made: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        env = os.environ | MEMBERS[0]
+        made.append(subprocess.Popen([sys.executable, "-c", CHILD, ends.kind, ends.endpoint], env=env))
+        return made[-1]
+
+    yield start
+    for process in made:
+        process.kill()
+        process.wait()
+        for path in Path("/dev/shm").glob(f"kvstore-{os.getuid()}-conformance-{process.pid}-*"):
+            path.unlink()
+
+
+# Each carrier, alone and with shared memory; what is between processes. A test of each starts several.
+between_processes = pytest.mark.parametrize(
+    "ends", ["unix", "tcp", "zmq-ipc", "curve", "shm-unix", "shm-tcp", "shm-curve"], indirect=True
+)
+
+
+@between_processes
+def test_a_writer_that_is_killed_leaves_its_readers_what_they_have(ends: Ends, child: Callable[..., object]):
+    listener = ends.new()
+    ends.endpoint = listener.bind(ends.endpoint)
+    writer = child()
+    peer, _ = receive(listener)
+    held = []
+    for _ in range(4):
+        listener.send(peer, [b"write"])
+        held += [receive(listener)[1] for _ in range(10)]
+    os.kill(writer.pid, signal.SIGKILL)
+    writer.wait()
+    while (received := listener.recv(0.2)) is not None:  # what was on its way is whole, or does not come
+        held.append(received[1])
+    for number, (head, frame) in enumerate(held):
+        assert int(bytes(head)) == number
+        assert bytes(frame) == bytes([number % 256]) * (1 << 20)
+    child()
+    assert receive(listener)[1][0] == b"hello"
+
+
+@between_processes
+def test_a_reader_that_is_killed_costs_nobody_anything(ends: Ends, child: Callable[..., object]):
+    listener = ends.new()
+    ends.endpoint = listener.bind(ends.endpoint)
+    readers = [child(), child()]
+    peers = [receive(listener)[0], receive(listener)[0]]
+    for _ in range(3):
+        for peer in peers:
+            listener.send(peer, [b"keep", pattern(1 << 16)])
+        for _ in peers:
+            assert receive(listener)[1] == [b"got"]
+    os.kill(readers[0].pid, signal.SIGKILL)
+    readers[0].wait()
+    answers = 0
+    for _ in range(30):
+        for peer in peers:
+            memory = listener.allocate(1 << 20)
+            listener.send(peer, [b"keep", memory])
+        answers += receive(listener)[1] == [b"got"]
+    assert answers == 30

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waiting import LONG, until
+from waiting import LONG, came, until
 
 from kvstore.job.config import Config
 from kvstore.transport.choose import links
@@ -181,16 +181,14 @@ class Ends:
         self.one, self.two = one, two
         self.peer = one.connect(two.bind("tcp://127.0.0.2:0"))
         one.send(self.peer, [b"here"])
-        received = two.recv(LONG)
-        assert received is not None
+        received = came(two)
         two.admit(received[0])
         self.exchange()
 
     def exchange(self) -> None:
         """Send something and have an answer."""
         self.one.send(self.peer, [b"x" * LEAST])
-        received = self.two.recv(LONG)
-        assert received is not None
+        received = came(self.two)
         assert bytes(received[1][0]) == b"x" * LEAST
         self.two.send(received[0], [b"thanks"])
         assert self.one.recv(LONG) is not None

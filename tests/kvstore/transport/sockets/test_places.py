@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 from cutting import connections
-from waiting import LONG, until
+from waiting import LONG, came, until
 
 from kvstore.errors import ConfigError
 from kvstore.transport import Transport
@@ -54,8 +54,7 @@ def _maker(kind: Callable[..., T]) -> Iterator[Callable[..., T]]:
 
 
 def hear(transport: Transport) -> list[bytes]:
-    received = transport.recv(LONG)
-    assert received is not None
+    received = came(transport)
     return [bytes(frame) for frame in received[1]]
 
 
@@ -219,8 +218,7 @@ def half_of_a_large_message(listener: TcpTransport, endpoint: str) -> tuple[sock
     """Send the first half; return the socket of who does, that of the listener, and the other half."""
     sender = socket.create_connection(("127.0.0.1", int(endpoint.rpartition(":")[2])))
     sender.sendall(b"".join([GREETING, *map(bytes, packed([b"hello"]))]))
-    received = listener.recv(LONG)
-    assert received is not None
+    received = came(listener)
     listener.admit(received[0])
     whole = memoryview(b"".join(map(bytes, packed([b"head", b"x" * (1 << 20)]))))
     sender.sendall(whole[: 1 << 19])

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 from socket_kinds import Kind, connected, ended, hear
-from waiting import LONG, until
+from waiting import LONG, came, until
 
 from kvstore.transport.sockets import socket_transport as sockets
 from kvstore.transport.sockets.socket_transport import SocketTransport
@@ -56,8 +56,7 @@ def test_who_speaks_otherwise_is_cut_off_and_costs_others_nothing(
             assert stranger.recv(100) in (b"", GREETING)
             assert stranger.recv(1) == b""
     other.send(link, [b"x"])
-    received = listener.recv(LONG)
-    assert received is not None
+    received = came(listener)
     assert received[1] == [b"x"]
 
 
@@ -86,9 +85,7 @@ def test_who_says_nothing_is_cut_off_and_who_is_known_is_not(kind: Kind, said: b
     assert other.recv(LONG) is not None
 
 
-def test_of_too_many_strangers_the_one_that_has_been_silent_for_longest_goes(
-    kind: Kind,
-):
+def test_of_too_many_strangers_the_one_that_has_been_silent_for_longest_goes(kind: Kind):
     listener = kind.listening(StrangerLimits(links=4))
     strangers = [connected(kind, [b"%d" % number]) for number in range(4)]
     for _ in strangers:
@@ -115,8 +112,7 @@ def test_thousands_of_strangers_cost_no_more_than_a_few(kind: Kind):
         assert listener.recv(0) is None
     until(lambda: listener.recv(0.01) is None and sum(map(ended, strangers)) == 492, "all but eight to be dropped")
     known.send(link, [b"head", bytes(1 << 20)])
-    received = listener.recv(LONG)
-    assert received is not None
+    received = came(listener)
     assert len(received[1][1]) == 1 << 20
     late.send(late.connect(kind.endpoint), [b"here"])
     hear(listener)
@@ -130,15 +126,13 @@ def test_a_stranger_is_taken_one_message_at_a_time_and_what_follows_waits_until_
     messages = [[b"here"], [b"second"], [b"head", bytes(1 << 20)], [b"last"]]
     for frames in messages:
         other.send(link, frames)
-    first = listener.recv(LONG)
-    assert first is not None
+    first = came(listener)
     assert listener.strangers.links.keys() == {first[0]}
     assert first[1] == messages[0]
     listener.admit(first[0])
     listener.admit(first[0])
     for frames in messages[1:]:
-        received = listener.recv(LONG)
-        assert received is not None
+        received = came(listener)
         assert received == (first[0], frames)
 
 
@@ -148,8 +142,7 @@ def test_who_is_no_member_may_go_on_in_short_messages(kind: Kind):
     for number in range(20):
         other.send(link, [b"%d" % number, b"", bytes(SHORT_BYTES - 10)])
     for number in range(20):
-        received = listener.recv(LONG)
-        assert received is not None
+        received = came(listener)
         assert received[1] == [b"%d" % number, b"", bytes(SHORT_BYTES - 10)]
         listener.send(received[0], [b"no"])
         assert other.recv(LONG) == (link, [b"no"])
@@ -158,8 +151,7 @@ def test_who_is_no_member_may_go_on_in_short_messages(kind: Kind):
 def test_a_stranger_who_reads_no_answers_is_dropped(kind: Kind):
     listener = kind.listening()
     with connected(kind, [b"hello"]) as made:
-        received = listener.recv(LONG)
-        assert received is not None
+        received = came(listener)
 
         def dropped() -> bool:
             listener.send(received[0], [bytes(1 << 20)])
@@ -244,8 +236,7 @@ def test_what_a_message_takes_is_at_the_cost_of_strangers_if_it_is_refused_and_g
         StrangerLimits(share=0.1, burst_s=5.0, pause_s=0.5, turn_s=10.0, step_s=10.0, silence_s=1e6)
     )
     made = connected(kind, [b"here"])
-    received = listener.recv(LONG)
-    assert received is not None
+    received = came(listener)
     slow.now += 3.0  # to find out that it is a member
     listener.admit(received[0])
     slow.now += 6.0  # what is done then is done for a member

@@ -14,7 +14,7 @@ import pytest
 import zmq
 from jobkeys import variables
 from strangers import BYTES, HELLO_BYTES, NULL, READY, Tap, attempt, frame, greeting, idle, throw
-from waiting import LONG
+from waiting import LONG, came
 from zeromq_sockets import Sockets
 
 from kvstore.errors import ConfigError
@@ -70,8 +70,7 @@ class Listener:
 
     def hears_only_the_honest(self) -> None:
         self._honest.send(self._link, [b"honest", bytes(100_000)])
-        received = self.transport.recv(LONG)
-        assert received is not None
+        received = came(self.transport)
         assert received[1] == [b"honest", bytes(100_000)]
         self.transport.send(received[0], [b"answer"])
         assert self._honest.recv(LONG) == (self._link, [b"answer"])
@@ -101,8 +100,7 @@ def test_the_schedulers_endpoint_has_its_key_already(make: Make):
     listener, other = make(JOB[0], sock.detach()), make(JOB[1])
     assert listener.bind(endpoint) == endpoint
     other.send(other.connect(endpoint), [b"hello"])
-    received = listener.recv(LONG)
-    assert received is not None
+    received = came(listener)
     assert received[1] == [b"hello"]
     with pytest.raises(ConfigError, match="not that of this process's KVSTORE_SECRET_KEY"):
         make(JOB[1]).bind(endpoint)
@@ -121,8 +119,7 @@ def test_one_end_listens_with_a_key_connects_with_one_and_has_unix_sockets_witho
         links.append((one, one.connect(listening), two))
         for number, (sender, link, receiver) in enumerate(links):
             sender.send(link, [b"%d" % number])
-            received = receiver.recv(LONG)
-            assert received is not None
+            received = came(receiver)
             assert received[1] == [b"%d" % number]
             receiver.send(received[0], [b"back"])
             assert sender.recv(LONG) == (link, [b"back"])
@@ -191,8 +188,7 @@ def test_a_thousand_connections_that_send_nothing_cost_nobody_anything(make: Mak
         listener.hears_only_the_honest()
         another = make(JOB[2])
         another.send(another.connect(listener.endpoint), [b"honest too"])
-        received = listener.transport.recv(LONG)
-        assert received is not None
+        received = came(listener.transport)
         assert received[1] == [b"honest too"]
         for sock in strangers:
             while sock.recv(1000):  # our greeting, then the end
@@ -208,8 +204,7 @@ def test_recorded_bytes_are_of_no_use(listener: Listener, make: Make, step: int)
         link = member.connect(tap.endpoint)
         for number in range(3):
             member.send(link, [b"secret of a member", b"%d" % number])
-            received = listener.transport.recv(LONG)
-            assert received is not None
+            received = came(listener.transport)
             assert received[1] == [b"secret of a member", b"%d" % number]
         member.close()
         recorded = bytes(tap.recorded)
@@ -236,11 +231,7 @@ def test_what_somebody_adds_to_a_members_link_is_not_taken(listener: Listener, m
         member.send(link, [b"second"])
         assert listener.transport.recv(LONG) is not None
         message = bytes(tap.recorded[before:])
-        forged = {
-            "plain": frame(b"forged"),
-            "again": message,
-            "flipped": message[:-1] + bytes([message[-1] ^ 1]),
-        }[what]
+        forged = {"plain": frame(b"forged"), "again": message, "flipped": message[:-1] + bytes([message[-1] ^ 1])}[what]
         tap.inject(forged)
         assert tap.ended.wait(LONG), "it costs the connection"
         listener.hears_only_the_honest()
@@ -331,8 +322,7 @@ def test_who_gives_up_a_handshake_tries_again(
             pass
     listener = make(keys[0], sock.detach())
     listener.bind(endpoint)
-    received = listener.recv(LONG)
-    assert received is not None
+    received = came(listener)
     assert received[1] == [b"early"]
 
 
@@ -367,8 +357,7 @@ def test_members_on_one_host_share_memory_over_encrypted_links(make: Make, monke
                 memory = other.allocate(16 * LARGE)
                 memory[:] = bytes([number + 1]) * len(memory)
                 other.send(link, [b"head", memory])
-                received = listener.recv(LONG)
-                assert received is not None
+                received = came(listener)
                 assert received[1] == [b"head", bytes([number + 1]) * len(memory)]
                 listener.send(received[0], [b"got"])
                 assert other.recv(LONG) == (link, [b"got"])

@@ -13,7 +13,7 @@ import pytest
 import zmq
 from jobkeys import variables
 from line import Line
-from waiting import LONG, until
+from waiting import LONG, came, until
 from zeromq_sockets import Sockets
 
 from kvstore.errors import ConfigError
@@ -136,12 +136,10 @@ def test_a_peer_that_takes_a_name_is_not_heard(directory: Path):
             stranger.connect(endpoint)
             stranger.send(GREETING)
             stranger.send(b"me too")
-        other = listener.recv(LONG)
-        assert other is not None, "whom ZeroMQ has named is heard"
+        other = came(listener)
         link = honest.connect(endpoint)
         honest.send(link, [b"me"])
-        received = listener.recv(LONG)
-        assert received is not None
+        received = came(listener)
         assert received[1] == [b"me"]
         assert received[0] != other[0]
         listener.send(received[0], [b"for the honest"])
@@ -164,8 +162,7 @@ def test_who_does_not_greet_is_not_heard(directory: Path):
         stranger.connect(listener.bind(f"ipc://{directory}/s"))
         for message in ([b"hello"], [GREETING, b"more"], [b""], [GREETING], [b"heard"]):
             stranger.send_multipart(message)
-        received = listener.recv(LONG)
-        assert received is not None
+        received = came(listener)
         assert received[1] == [b"heard"]
     finally:
         stranger.close()
@@ -194,8 +191,7 @@ def ends(request: pytest.FixtureRequest) -> Iterator[tuple[ZmqTransport, ZmqTran
 
 
 def hear(transport: ZmqTransport) -> tuple[bytes, bytes]:
-    received = transport.recv(LONG)
-    assert received is not None
+    received = came(transport)
     return received[0], b" ".join(map(bytes, received[1]))
 
 
@@ -350,8 +346,7 @@ def test_every_connection_has_the_congestion_control_that_was_chosen(reno_ends: 
         link = other.connect(line.endpoint)
         for message in (b"first", b"over another connection"):
             other.send(link, [message])
-            received = listener.recv(LONG)
-            assert received is not None
+            received = came(listener)
             listener.send(received[0], [b"answer"])
             assert other.recv(LONG) == (link, [b"answer"])
             there, here = (int(split_key(one)[0].rpartition(":")[2]) for one in (endpoint, line.endpoint))

@@ -1,0 +1,226 @@
+"""Real jobs that lose servers and schedulers, and are read meanwhile; and that go on with more servers."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from jobs import job
+from waiting import LONG, PROMPT
+
+import kvstore as kv
+
+# ---- a reader of a real job, which loses a server and its scheduler meanwhile, and then ends
+
+
+ROUNDS = 20  # between two faults
+
+SCRIPT = """
+    from pathlib import Path
+
+    import torch
+    import kvstore as kv
+    import workers
+
+    workers.init()  # this store, a reducer's and the checkpoints' are not what a reader reads first
+    workers.Reducer()
+    store = kv.create("dist_sync")
+    store.set_optimizer("sgd", learning_rate=1.0)
+    store.init("weight", torch.zeros(2000))
+    store.init("rows", kv.Table(shape=(10, 2)))
+    every = torch.arange(10)
+    weight, stop = torch.empty(2000), Path(__file__).with_name("stop")
+    while not stop.exists():
+        store.push("rows", kv.RowSparse(every, -torch.ones(10, 2)))
+        store.pushpull("weight", -torch.ones(2000), out=weight)
+        store.publish("weight", label=f"{weight[0]:.0f}", dtype=torch.bfloat16)
+"""
+
+
+@pytest.mark.long
+def test_a_reader_follows_its_job_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVSTORE_READER_SHARE", "0.2")
+    file = tmp_path / "readers.json"
+    options = ["--replicas", "1", "--readers", str(file), "--inject", f"kill:server:0@round:{2 * ROUNDS}"]
+    options += ["--checkpoint-dir", str(tmp_path / "checkpoints")]
+    with job(tmp_path, SCRIPT, workers=1, servers=1, options=options) as running:
+        running.until(file.exists, "the file for readers")
+        with kv.connect(file, timeout=LONG) as reader:
+            reader.wait_for(["weight", "rows"])
+            followed = torch.zeros(2000, dtype=torch.bfloat16)
+            model = reader.follow({"weight": followed})
+
+            def follow(rounds: int) -> None:
+                """Read until there have been so many rounds."""
+                seen = 0
+                while seen < rounds:
+                    weight = reader.pull("weight")
+                    oldest, newest = reader.rounds("weight")
+                    assert (weight.min(), weight.max()) == (oldest, newest)
+                    assert oldest >= seen
+                    row = reader.row_sparse_pull("rows", row_ids=[4, 5])
+                    assert row.min() >= seen
+                    version = model.version
+                    if model.update():
+                        assert model.version > version
+                        assert followed.unique().tolist() == [torch.tensor(float(model.label)).bfloat16().item()]
+                    seen = oldest
+
+            follow(3 * ROUNDS)  # the server is lost
+            running.until(running.said("its standby took over"), "a standby that takes over")
+            (scheduler,) = running.members("scheduler")
+            os.kill(scheduler, signal.SIGKILL)
+            follow(reader.rounds("weight")[1] + ROUNDS)
+            assert set(reader.keys()) == {"weight", "rows"}
+            (tmp_path / "stop").touch()
+            with pytest.raises(kv.NodeLost, match="has ended"):
+                follow(1 << 30)
+        assert running.wait() == 0, running.output
+    assert not file.exists()
+
+
+# ---- a real job whose scheduler is killed again and again
+
+
+COUNTS = """
+    import os
+    import signal
+    import time
+    from pathlib import Path
+
+    import numpy as np
+    import kvstore as kv
+
+    took = {}
+
+    def kill():
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                env = (entry / "environ").read_bytes().split(b"\\0")
+            except OSError:
+                continue
+            if b"DMLC_ROLE=scheduler" in env and b"TEST_MARK=" + os.environb[b"TEST_MARK"] in env:
+                os.kill(int(entry.name), signal.SIGKILL)
+
+    def timed(name, call, *args):
+        began = time.monotonic()
+        result = call(*args)
+        took[name] = max(took.get(name, 0.0), time.monotonic() - began)
+        return result
+
+    first = os.environ["DMLC_TASK_ID"] == "0"
+    if first:
+        kill()
+    store = timed("create", kv.create, "dist_sync")
+    if first:
+        kill()
+    timed("init", store.init, "a", np.zeros(100_000, np.float32))
+    out = np.zeros(100_000, np.float32)
+    for number in range(300):
+        if number == 100 and first:
+            kill()
+        timed("round", store.pushpull, "a", np.full(100_000, store.rank + 1.0, np.float32), out)
+    assert (out == 3.0).all()
+    timed("barrier", store.barrier)
+    assert store.num_dead_nodes() == 0
+    if first:
+        kill()
+    timed("close", store.close)
+    print("took", took, flush=True)
+"""
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("transport", ["sockets", "tcp", "zeromq"])
+def test_a_scheduler_that_is_killed_again_and_again_delays_no_round(tmp_path: Path, transport: str) -> None:
+    options = ("--restarts", "4")
+    with job(tmp_path, COUNTS, servers=1, options=options, KVSTORE_TRANSPORT=transport) as running:
+        assert running.wait(LONG) == 0, running.output
+    line = r"\[scheduler\] the scheduler was lost \(SIGKILL\); its successor took over in \d+\.\d s\n"
+    said = re.findall(line, running.output)
+    assert len(said) == 4, running.output
+    took = [ast.literal_eval(line) for line in re.findall(r"took (\{.*\})", running.output)]
+    assert len(took) == 2
+    for each in took:
+        assert each["round"] < 1.0
+        assert max(each.values()) < PROMPT
+
+
+# ---- a real job that goes on with more servers, which have standbys: the bits of one server
+
+
+STEPS = 12
+
+TRAINS = """
+    import hashlib, os
+    import torch
+    import kvstore as kv
+
+    OPTIMIZERS = {"sgd": {"momentum": 0.9}, "nag": {"momentum": 0.9}, "adamw": {}, "adafactor": {}}
+    SHAPES = {"long": (1013,), "tall": (40_009, 1), "small": (7,)}
+
+    class Step:
+        at = 0
+        def state_dict(self):
+            return {"at": self.at}
+        def load_state_dict(self, state):
+            self.at = state["at"]
+
+    step, stores = Step(), {}
+    for name, hyper in OPTIMIZERS.items():
+        store = stores[name] = kv.create("dist_sync")
+        store.set_optimizer(name, learning_rate=0.05, **hyper)
+        drawn = torch.Generator().manual_seed(1)
+        store.init(list(SHAPES), [torch.randn(shape, generator=drawn) for shape in SHAPES.values()])
+        if name == "adamw":
+            store.init("table", kv.Table(dim=5, init="normal"))
+    stores["sgd"].attach("step", step)
+    while step.at < int(os.environ["ROUNDS"]):
+        for name, store in stores.items():
+            drawn = torch.Generator().manual_seed(100 * store.rank + step.at)
+            store.push(list(SHAPES), [torch.randn(shape, generator=drawn) for shape in SHAPES.values()])
+            if name == "adamw":
+                ids = torch.randperm(60, generator=drawn)[:20]
+                store.push("table", kv.RowSparse(ids, torch.randn(20, 5, generator=drawn)))
+        step.at += 1
+    for name, store in stores.items():
+        outs = [torch.empty(shape) for shape in SHAPES.values()]
+        store.pull(list(SHAPES), out=outs)
+        if name == "adamw":
+            outs.append(store.row_sparse_pull("table", row_ids=torch.arange(60)))
+        print("BITS", name, hashlib.sha256(b"".join(out.numpy().tobytes() for out in outs)).hexdigest(), flush=True)
+    if "KVSTORE_CHECKPOINT_DIR" in os.environ:
+        stores["sgd"].save_checkpoint(wait=True)
+"""
+
+
+def bits(tmp_path: Path, servers: int, rounds: int = STEPS, options: Sequence[str] = ()) -> list[str]:
+    """Run a job; return what its workers have said of their bits, each line once."""
+    with job(
+        tmp_path,
+        TRAINS,
+        workers=2,
+        servers=servers,
+        options=options,
+        ROUNDS=str(rounds),
+        KVSTORE_BIGARRAY_BOUND="500",
+        KVSTORE_PIECE_BYTES="4096",
+    ) as running:
+        assert running.wait() == 0, running.output
+        lines = {line[line.index("BITS") :] for line in running.output.splitlines() if "BITS" in line}
+        return sorted(lines)
+
+
+@pytest.mark.faults  # CI has this without processes (tests/kvstore/test_cuts.py), and one process costs it two seconds
+def test_the_number_of_servers_changes_no_bit_over_a_checkpoint_and_with_standbys(tmp_path: Path) -> None:
+    saved = str(tmp_path / "saved")
+    never = bits(tmp_path, 1)
+    assert len(never) == 4, never
+    bits(tmp_path, 2, STEPS // 2, ["--checkpoint-dir", saved])
+    assert bits(tmp_path, 3, options=["--resume", saved, "--replicas", "1"]) == never
