@@ -83,15 +83,19 @@ def decode_changes(buffers: Sequence[Buffer], dtype: np.dtype[Any], size: int) -
     parts = [np.frombuffer(buffer, np.uint8) for buffer in buffers if memoryview(buffer).nbytes]
     if not parts:
         return np.empty(0, np.int64), np.empty(0, dtype)
-    data = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    if len(data) < _HEAD:
-        raise WireError(f"changes of {len(data)} bytes, less than their head")
-    count, form = divmod(int.from_bytes(data[:_HEAD].tobytes(), "little"), 256)
-    end = len(data) - count * dtype.itemsize
+    if len(parts) > 2 or len(parts[0]) < _HEAD:
+        parts = [np.concatenate(parts)]
+    nbytes = sum(map(len, parts))
+    if nbytes < _HEAD:
+        raise WireError(f"changes of {nbytes} bytes, less than their head")
+    count, form = divmod(int.from_bytes(parts[0][:_HEAD].tobytes(), "little"), 256)
+    end = nbytes - count * dtype.itemsize
     if not 0 < count <= size or end < _HEAD or end % 8:
-        raise WireError(f"changes of {len(data)} bytes do not have {count} of {size} elements of {dtype}")
-    where = data[_HEAD:end]
-    values = np.frombuffer(data, dtype, count, end)
+        raise WireError(f"changes of {nbytes} bytes do not have {count} of {size} elements of {dtype}")
+    if len(parts) == 2 and len(parts[0]) != end:
+        parts = [np.concatenate(parts)]
+    # As they were encoded, head and values apart, nothing is copied.
+    where, values = parts[0][_HEAD:end], (parts[0][end:] if len(parts) == 1 else parts[1]).view(dtype)
     if not values.flags.aligned:
         values = values.copy()  # torch cannot have it otherwise
     if form == _WHOLE and count == size and not len(where):
