@@ -317,9 +317,7 @@ class Follower:
                     if (self._copy is None or self._wait(deadline)) and self._update(deadline):
                         return self.version
             except DeadlineExceeded as exc:
-                raise DeadlineExceeded(
-                    f"no version after {self.version} has come in time: {exc}", exc.silent
-                ) from None
+                raise DeadlineExceeded(f"no version after {self.version} has come in time: {exc}", exc.silent) from None
             if self._session.now() + pause >= deadline:
                 why = f": {shorten(self._missing)} has no value yet" if self._missing else ""
                 raise DeadlineExceeded(f"no version after {self.version} has come in time{why}")
