@@ -15,7 +15,7 @@ from benchmarks.jobs import Member, run, scratch
 from benchmarks.networks import elements, shapes_of
 from benchmarks.session import Case, Session
 from kvstore.wire.versions import PIECE
-from servers.store.published import PublishedValues
+from servers.store.publishing import PublishedValues
 
 SHARES = (0.01, 0.03, 0.1)
 ALLOWED = {0.01: 1.7, 0.1: 15.5}  # percent of the model

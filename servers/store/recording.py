@@ -16,6 +16,7 @@ import torch
 from kvstore import wire
 from kvstore.optim.states import SegmentState, StateParts, StateTensors, pack_parts, pack_states
 from kvstore.rows.ids import Ids
+from kvstore.rows.layout import bytes_of
 from kvstore.rows.sums import Rows
 from kvstore.transport.memory import Heap, Memory
 from kvstore.values import from_buffer, spec_of, to_buffer
@@ -23,7 +24,6 @@ from servers.requests.replies import described_error
 from servers.store.bucket import Bucket
 from servers.store.hyperparameters import UpdateHyperparameters
 from servers.store.rounds import Rounds
-from servers.store.row_arrays import bytes_of
 from servers.store.target import AnyTarget
 
 

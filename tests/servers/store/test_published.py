@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvstore.codecs.changes import apply_changes, checksum
 from kvstore.errors import UsageError, WireError
-from servers.store.published import BLOCK, PublishedValues
+from servers.store.publishing import BLOCK, PublishedValues
 
 DTYPES = [("float32", "bfloat16"), ("float32", "float16"), ("float32", "float32"), ("float64", "bfloat16")]
 DTYPES += [("bfloat16", "bfloat16"), ("int64", "int64"), ("uint8", "uint8"), ("float64", "float32")]
