@@ -17,6 +17,7 @@ from benchmarks.suites.everything import everything
 from benchmarks.suites.exchange import asynchronous, pushpull, small
 from benchmarks.suites.memory import memory, soak
 from benchmarks.suites.network import network
+from benchmarks.suites.publishing import publish
 from benchmarks.suites.row_tables import tables
 from benchmarks.suites.rows import rows
 from benchmarks.suites.scaling import scale
@@ -37,6 +38,7 @@ MEASUREMENTS: dict[str, Callable[[Session], None]] = {
     "soak": soak,
     "tables": tables,
     "cluster": cluster,
+    "publish": publish,
     "straggler": straggler,
     "devices": devices,
     "all": everything,

@@ -50,12 +50,26 @@ def tiny() -> list[Shape]:
     return [(256,)]
 
 
+def decoder(vocabulary: int = 151_936, width: int = 1024, layers: int = 28) -> list[Shape]:
+    """A decoder of 0.6 billion elements, with the shapes of Qwen3-0.6B: 310 arrays."""
+    layer: list[Shape] = [(width,), (2 * width, width), (width, width), (width, width), (128,), (128,)]
+    layer += [(width, 2 * width), (width,), (3 * width, width), (3 * width, width), (width, 3 * width)]
+    return [(vocabulary, width), *layer * layers, (width,)]
+
+
+def small_decoder() -> list[Shape]:
+    """The same with 20 million elements: fewer layers, a smaller vocabulary, half the width."""
+    return decoder(16_384, 512, 3)
+
+
 NETWORKS: dict[str, Callable[[], list[Shape]]] = {
     "resnet50": resnet50,
     "vgg16": vgg16,
     "small": small,
     "many": many,
     "tiny": tiny,
+    "decoder": decoder,
+    "small-decoder": small_decoder,
 }
 
 

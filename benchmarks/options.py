@@ -31,6 +31,7 @@ WHATS = {
     "soak": "what the servers hold in a long job of rounds, keys, stores, checkpoints and saved tables; 12 minutes",
     "tables": "tables of rows in one process: lookups, updates, memory, and saved tables",
     "cluster": "512 hosts of 8 workers without processes: what each message costs, and what a round takes by a model",
+    "publish": "versions of a model for readers of the same host, and the bytes of changes; --net decoder has 1.2 GB",
     "straggler": "whether a worker that becomes 50 ms late is named in time; its network needs root and iproute2",
     "devices": "what the workers of one host have on GPUs, summed in shared memory and on one GPU; needs a GPU",
     "all": "all of these but the soak, with fewer rounds, in under ten minutes on two cores",
@@ -98,7 +99,11 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     )
     add = parser.add_argument
     add("what", choices=WHATS, metavar="WHAT", help="see below")
-    add("--net", type=_net, help="resnet50, vgg16, small, many, tiny, or one array of a size such as 40MB")
+    add(
+        "--net",
+        type=_net,
+        help="resnet50, vgg16, small, many, tiny, decoder, small-decoder, or one array of a size such as 40MB",
+    )
     add("-n", "--workers", type=_count, default=2, metavar="N")
     add("-s", "--servers", type=_count, metavar="N", help=f"2; cluster: {CLUSTER_SERVERS}")
     add("--rounds", type=_count, metavar="N", help="rounds or steps that are counted; soak: minutes")

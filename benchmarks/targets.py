@@ -103,6 +103,13 @@ TARGETS: Sequence[Target] = (
     Target("table-index", "index of 10 million ids", "allowed", 1.0),
     Target("table-served", "8,160 rows at a time", "1 M/s", 1.0),
     Target("table-growth", "second half", "allowed", 1.0),
+    Target("publish-bytes-1", "kvstore", "allowed", 1.0),
+    Target("publish-bytes-10", "kvstore", "allowed", 1.0),
+    Target("publish-bytes-1-behind", "kvstore", "ideal", 1.1),
+    *(Target(f"publish-{readers}", "kvstore", "gloo", 1 / 4) for readers in (1, 4)),
+    *(Target(f"publish-{readers}", "kvstore", "safetensors", 1 / 2) for readers in (1, 4)),
+    Target("publish-1", "kvstore, publish_state", "safetensors", 1.0),
+    Target("publish-1-first", "kvstore", "gloo", 1.1),
 )
 
 

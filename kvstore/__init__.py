@@ -39,6 +39,7 @@ from kvstore.table import Capacity, MinCount, Probability, Table, Unseen
 from kvstore.ticket import Ticket
 
 if TYPE_CHECKING:
+    from kvstore.reading.follower import Follower
     from kvstore.reading.reader import Reader
     from kvstore.rows.open_table import OpenTable, export_parquet, open_table
     from kvstore.rows.row_sparse import RowSparse
@@ -51,6 +52,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DeadlineExceeded",
+    "Follower",
     "KVStore",
     "KVStoreError",
     "KeyNotInitialized",
@@ -86,6 +88,7 @@ def __dir__() -> list[str]:
 
 # Public names whose modules need numpy or torch, which ``import kvstore`` does not import.
 _LATER = {
+    "Follower": "kvstore.reading.follower",
     "Reader": "kvstore.reading.reader",
     "OpenTable": "kvstore.rows.open_table",
     "RowSparse": "kvstore.rows.row_sparse",

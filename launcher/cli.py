@@ -24,6 +24,8 @@ from kvstore.job.settings import (
     CHECKPOINT_RESUME,
     GROUPS,
     OPTIMIZERS,
+    PUBLISH_EVERY,
+    READER_SHARE,
     REPLICAS,
     UPDATE_ON_KVSTORE,
     VERBOSE,
@@ -165,6 +167,28 @@ def add_readers(group: argparse._ArgumentGroup) -> None:
         "alone to read, and removed at the end; it may have a key",
     )
     group.add_argument("--max-readers", metavar="N", type=count, default=64, help="readers at once (default: 64)")
+    group.add_argument(
+        "--reader-share",
+        metavar="PERCENT",
+        type=_percent,
+        help="the part of each server's time that all readers together get, such as 5%% (default: 0.25%%, and 4%% for "
+        "followers)",
+    )
+    group.add_argument(
+        "--publish-every",
+        metavar="ROUNDS",
+        type=count,
+        help="after how many rounds there is a new version for followers (default: where the program asks for it)",
+    )
+
+
+def _percent(text: str) -> float:
+    try:
+        share = float(text.removesuffix("%")) / 100
+        READER_SHARE.values.parse(str(share))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid; valid: a percentage up to 100%") from None
+    return share
 
 
 def add_output(group: argparse._ArgumentGroup) -> None:
@@ -380,9 +404,11 @@ def add_checkpoints(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def checkpoint_variables(options: argparse.Namespace) -> dict[str, str]:
-    """The variables that the options of checkpoints stand for; paths are absolute from here on."""
+def variables(options: argparse.Namespace) -> dict[str, str]:
+    """The variables that the options of checkpoints and readers stand for; paths are absolute from here on."""
     values = {
+        READER_SHARE.name: options.reader_share,
+        PUBLISH_EVERY.name: options.publish_every,
         CHECKPOINT_DIR.name: options.checkpoint_dir and str(Path(options.checkpoint_dir).absolute()),
         CHECKPOINT_EVERY.name: options.checkpoint_every,
         CHECKPOINT_KEEP.name: options.checkpoint_keep,
@@ -440,7 +466,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
             plain["replicas"] = REPLICAS.read(environ)
     except ConfigError as error:
         parser.error(str(error))
-    saved = checkpoint_variables(options)
+    saved = variables(options)
     if options.checkpoint_every is not None and not CHECKPOINT_DIR.read({**told, **saved}):
         parser.error("--checkpoint-every needs a directory that all hosts share: give --checkpoint-dir DIR, too")
     try:

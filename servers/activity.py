@@ -34,6 +34,14 @@ def together(waits: Iterable[Waits]) -> Waits:
     return Waits(sorted(waiting), sorted(missing), oldest.oldest_s, oldest.why)
 
 
+class Followed(NamedTuple):
+    """What is published, and who follows; see ``ServerReport``."""
+
+    version: int = 0
+    followers: int = 0
+    behind: int = 0
+
+
 class ServedActivity(NamedTuple):
     """The work that a core has done so far, and which workers wait in it."""
 
@@ -41,3 +49,4 @@ class ServedActivity(NamedTuple):
     held: int  # bytes of parameters
     lateness: Lateness
     waits: Waits
+    followed: Followed = Followed()

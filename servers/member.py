@@ -116,7 +116,7 @@ class ServingMember:
             return
         self._reports_at = now + self._report_s
         self._freed.look()
-        rounds, held, lateness, waits = self._activity()
+        rounds, held, lateness, waits, followed = self._activity()
         self._session.report(
             wire.ServerReport(
                 self._session.client.node,
@@ -135,6 +135,7 @@ class ServingMember:
                 missing=sorted(waits.missing),
                 oldest_us=int(MICRO * waits.oldest_s),
                 why=waits.why[:MAX_WHY],
+                **followed._asdict(),
             )
         )
 

@@ -99,7 +99,8 @@ class Shard:
         return max((target.rounds.version for target in targets), default=0)
 
     def activity(self, now: float) -> ServedActivity:
-        return self._stores.activity(now)
+        activity = self._stores.activity(now)
+        return activity if self.reading is None else activity._replace(followed=self.reading.followed_by())
 
     def handle(self, peer: bytes, message: wire.Message) -> Outbox:
         if self.reading is not None and self.reading.links.concerns(peer, message):

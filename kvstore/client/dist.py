@@ -18,6 +18,7 @@ from kvstore.client.entries import Entries, Entry, PushClocks
 from kvstore.client.lending import Lending
 from kvstore.client.optimizing import Optimizing, StoredStates, advice, described, warn
 from kvstore.client.plans import Pieces, Plan, Plans, RowPlan
+from kvstore.client.publishing import Publishing
 from kvstore.client.push_pull import Pushes
 from kvstore.client.requests import Joining, Requests, WorkerBarriers
 from kvstore.client.resuming import TrainedStore
@@ -110,9 +111,12 @@ class DistStore(KVStore):
                 session.config.device_sum, self._requests, session.client, session.aggregator, self._stored_bytes
             )
         self._trained = TrainedStore(ordinal, self._entries, self._optimizing, self._pushes, self._stored)
+        self._publishing = Publishing(self._requests, self._trained)
         if self._checkpoints is not None:
             self._checkpoints.add(self._trained)
-            self._pushes.before = partial(self._checkpoints.before, self._trained)
+            self._pushes.before.append(partial(self._checkpoints.before, self._trained))
+        if checkpoints and session.config.publish_every:
+            self._pushes.before.append(partial(self._publishing.before, session.config.publish_every))
         session.flushes.append(self._pushes.flush)
         session.activity.stores.append(self._pushes.activity)
         session.stores = ordinal  # last: if an exception has ended this before, the next store is made in its place
@@ -418,6 +422,24 @@ class DistStore(KVStore):
         super().attach(name, thing, shared=shared)
         return self._checkpoints is not None and self._checkpoints.attach(name, thing, shared)
 
+    def publish(self, keys: Any = None, *, label: str = "", dtype: Any = None) -> int:
+        self._check()
+        if self.rule.mode == "async":  # no round says which of these a version has
+            self._pushes.flush()
+        return self._publishing.publish(keys, label, dtype)
+
+    def publish_state(self, state_dict: Mapping[str, Any], *, label: str = "", dtype: Any = None) -> int:
+        self._check()
+        if self.rank == 0:
+            state = self._publishing.rounded(state_dict, dtype)
+            new = [key for key in state if key not in self._entries]
+            self._publishing.put(state)
+            if new:
+                most = self._pieces.of(self._entries.nbytes + sum(state[key].nbytes for key in new))
+                self.init(new, [state[key] for key in new])
+                self._publishing.put_first(new, most)
+        return self._publishing.publish(list(state_dict), label, None)
+
     # ---- the job
 
     @property
@@ -531,6 +553,7 @@ class DistStore(KVStore):
             takeovers=self._session.takeovers,
             checkpoints=0 if self._checkpoints is None else self._checkpoints.made,
             failed_checkpoints=0 if self._checkpoints is None else self._checkpoints.failed,
+            versions=self._publishing.number,
             bytes_lent=0 if lending is None else lending.nbytes,
             not_lent="" if lending is None else lending.refusal,
             server_bytes=tuple(self._entries.bytes_by_server(len(self._session.servers))),

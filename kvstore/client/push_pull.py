@@ -88,8 +88,8 @@ class Pushes:
         self.compressing: Compressing | None = None
         self.lending: Lending | None = None  # lends gradients on devices to the aggregator; None where nothing is lent
         self.counts = Counts()
-        # called with the places of a push's keys before anything of the push is made; None for nothing
-        self.before: Callable[[Column], None] | None = None
+        # called with the places of a push's keys before anything of the push is made
+        self.before: list[Callable[[Column], object]] = []
         self.session = session = requests.session
         self.requests = requests
         self.rule = rule
@@ -125,8 +125,9 @@ class Pushes:
         """
         tracer = self.session.tracer
         began = 0.0 if tracer is None else tracer.clock()
-        if self.before is not None and call.pushes:
-            self.before(call.places)
+        if self.before and call.pushes:
+            for hook in self.before:
+                hook(call.places)
         load = self._load(call) if call.pushes else None
         operation = Operation(what, call.keys, self._client, self._fail, self.requests.limits)
         # The requests are not made here but by ``_prepare``, which the client calls alone at the links; it notes the

@@ -94,6 +94,7 @@ class Config:
     job_secret: str = _by(settings.JOB_SECRET, shown=False)
     readers: int = _by(settings.READERS)
     reader_share: float = _by(settings.READER_SHARE)
+    publish_every: int = _by(settings.PUBLISH_EVERY)
     trace: RoundWindow = _by(settings.TRACE)
     local_rank: int = settings.LOCAL_RANK.default
     local_size: int = settings.LOCAL_SIZE.default

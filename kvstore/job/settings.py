@@ -229,7 +229,14 @@ READER_SHARE = _READING.add(
     "KVSTORE_READER_SHARE",
     Fraction(),
     0.0025,
-    "the part of a server's time that all readers together get, however busy its host is",
+    "the part of a server's time that all readers together get, however busy its host is; followers get 0.04 if that "
+    "is more (`--reader-share`, in percent)",
+)
+PUBLISH_EVERY = _READING.add(
+    "KVSTORE_PUBLISH_EVERY",
+    Integer(0),
+    0,
+    "after how many rounds each store whose servers update publishes a version; 0 for never (`--publish-every`)",
 )
 READ_FROM = _READING.add(
     "KVSTORE_READ_FROM",

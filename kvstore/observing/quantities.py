@@ -133,6 +133,11 @@ def _latest(name: str) -> Callable[[Span[Any]], float | None]:
     return lambda span: getattr(span.latest, name)
 
 
+def _published(name: str) -> Callable[[Span[Any]], float | None]:
+    """None where nothing is published."""
+    return lambda span: getattr(span.latest, name) if span.latest.version else None
+
+
 def _of_links(counts: str) -> Callable[[Span[Any]], float | None]:
     return lambda span: sum(span.grown(counts)) / span.seconds if span.seconds > 0 else None
 
@@ -240,6 +245,33 @@ OF_SERVERS: tuple[Quantity[wire.ServerReport], ...] = (
         *("sent_per_s", _rate("sent"), "sent", "sent/s", nbytes, 1e5, 0.5),
         series=Series(
             "server_sent_bytes", "counter", "Bytes of values that the server has sent.", lambda report: report.sent
+        ),
+    ),
+    Quantity(
+        *("version", _published("version"), "version", "version", count, 1.5, 0.0),
+        series=Series(
+            "server_version",
+            "gauge",
+            "The newest version that the server has published; 0 where nothing is.",
+            lambda report: report.version,
+        ),
+    ),
+    Quantity(
+        *("followers", _published("followers"), "followers", "followers", count, 100.0),
+        series=Series(
+            "server_followers",
+            "gauge",
+            "Readers that have asked the server for versions lately.",
+            lambda report: report.followers,
+        ),
+    ),
+    Quantity(
+        *("behind", _published("behind"), "behind", "behind", count, 10.0, 0.5),
+        series=Series(
+            "server_follower_lag_versions",
+            "gauge",
+            "How many versions the last of these readers is behind.",
+            lambda report: report.behind,
         ),
     ),
     Quantity(

@@ -7,7 +7,7 @@ moved on by more rounds than the caller allows. So a value that has not changed 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -19,6 +19,7 @@ from kvstore.dynamo import outside_graphs
 from kvstore.errors import DeadlineExceeded, KeyNotInitialized, Mismatch, UsageError
 from kvstore.job.config import Config
 from kvstore.plain import scalar
+from kvstore.reading.follower import Follower, Source
 from kvstore.reading.held import HeldRows, HeldValue, ReadSegment, RowsOfServer, reads_of, reads_of_rows
 from kvstore.reading.reader_session import Ask, ReaderSession
 from kvstore.rows.row_arguments import Wanted
@@ -137,7 +138,9 @@ class Reader:
         Args:
             timeout: see ``pull``.
         """
-        deadline = self._session.deadline(timeout)
+        return self._keys(self._session.deadline(timeout))
+
+    def _keys(self, deadline: float) -> list[Key]:
         names: list[Key] = []
         while True:
             page: list[wire.KeysListed] = []
@@ -260,6 +263,35 @@ class Reader:
             self._all("row_sparse_pull", keys, [ask for pull in pulls for ask in pull.asks(slack)], deadline)
             results = [pull.result() for pull in pulls]
         return results if many else results[0]
+
+    def follow(
+        self,
+        state_dict: Mapping[str, Any],
+        names: Mapping[str, Key] | Callable[[str], Key] | None = None,
+        *,
+        strict: bool = True,
+        on_update: Callable[[list[str]], object] | None = None,
+    ) -> Follower:
+        """Return a follower: ``state_dict``'s arrays become each version that the job publishes, when you say so.
+
+            model = reader.follow(module.state_dict())
+            model.wait_newer()  # module has the first version
+            while serving:
+                model.update()  # the newest one: only what has changed comes
+
+        Args:
+            state_dict: arrays by name, of the shapes of what is published: torch tensors on any device, numpy arrays.
+                Values are converted to their dtypes, as ``load_state_dict`` does.
+            names: the key under which each array is published, where it has another name: a dict, which need not have
+                all, or a function.
+            strict: whether each array must be published. If False, arrays that are not (buffers of a module, tables)
+                stay as they are.
+            on_update: called after each update with the names of the arrays that have changed.
+        """
+        renamed = names if callable(names) else {**dict(zip(state_dict, state_dict, strict=True)), **(names or {})}.get
+        keys = {name: check_key(renamed(name)) for name in state_dict}
+        source = Source(self._find, self._keys, self._ask, self._session, self._lock)
+        return Follower(state_dict, keys, strict, on_update, source)
 
     def rounds(self, key: Key) -> tuple[int, int]:
         """Return after which rounds the value of ``key`` is that was pulled last: of its oldest and newest segment.

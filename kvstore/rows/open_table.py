@@ -7,7 +7,7 @@ rows; ``verify`` finds either.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,21 @@ def open_table(directory: str | os.PathLike[str], verify: bool = False) -> OpenT
     Raises:
         CheckpointError: there is no whole save, or a file is missing or damaged.
     """
-    path = Path(directory)
+    opened = OpenTable(_chain(Path(directory), ()), Path(directory))
+    if verify:
+        opened.verify()
+    return opened
+
+
+def _chain(path: Path, known: Sequence[SavedRows]) -> list[SavedRows]:
+    """Return the save at ``path`` and those that it continues, the last first; those that are ``known`` stay open."""
+    open_now = {(saved.folder, saved.sha256): saved for saved in known}
     save = Save(path, *load_manifest(path)) if path.name.startswith("save-") else newest(path)
-    chain = [SavedRows(save)]
+    chain = [open_now.get((save.folder, save.sha256)) or SavedRows(save)]
     while (base := chain[-1].manifest.base) is not None:
         folder = save.folder.parent / base.folder
-        older = Save(folder, *load_manifest(folder))
+        same = open_now.get((folder, base.sha256))
+        older = Save(folder, *load_manifest(folder)) if same is None else Save(folder, same.manifest, same.sha256)
         if older.sha256 != base.sha256 or older.manifest.table != save.manifest.table:
             raise CheckpointError(f"{folder} is not the save that {chain[-1].folder} continues")
         if older.manifest.lineages != save.manifest.lineages:
@@ -56,11 +65,8 @@ def open_table(directory: str | os.PathLike[str], verify: bool = False) -> OpenT
             )
         if len(chain) == MAX_CHAIN or folder.name >= chain[-1].folder.name:
             raise CheckpointError(f"{save.folder}: the saves that it continues do not end")
-        chain.append(SavedRows(older))
-    opened = OpenTable(chain)
-    if verify:
-        opened.verify()
-    return opened
+        chain.append(same or SavedRows(older))
+    return chain
 
 
 @outside_graphs
@@ -69,20 +75,42 @@ class OpenTable:
 
     Args:
         chain: the files of the save, and of those that it continues, the last first.
+        directory: where they are.
 
     Attributes:
         key: of the table.
         table: what it is.
-        version: how many updates it had had.
-        manifest: of the last save.
     """
 
-    def __init__(self, chain: list[SavedRows]) -> None:
-        self._chain = chain  # the last save first
-        self.manifest: TableManifest = chain[0].manifest
+    def __init__(self, chain: list[SavedRows], directory: Path) -> None:
+        self._chain = chain  # the last save first; it is replaced as one, so each call of a thread is of one save
+        self._directory = directory
         self.key: Key = self.manifest.key
         self.table: Table = self.manifest.table
-        self.version = self.manifest.version
+
+    @property
+    def manifest(self) -> TableManifest:
+        """Of the last save."""
+        return self._chain[0].manifest
+
+    @property
+    def version(self) -> int:
+        """How many updates the table had had."""
+        return self.manifest.version
+
+    def update(self) -> bool:
+        """Have the last save of the directory now; return whether it is another one than before.
+
+        Of deltas, only the files that are new are opened. Where it fails, the table stays as it was.
+
+        Raises:
+            CheckpointError: see ``open_table``; or the last save is of another table.
+        """
+        chain = _chain(self._directory, self._chain)
+        if (chain[0].manifest.key, chain[0].manifest.table) != (self.key, self.table):
+            raise CheckpointError(f"{chain[0].folder} is not a save of {self!r}: open it by itself")
+        before, self._chain = self._chain[0], chain
+        return chain[0] is not before
 
     def __repr__(self) -> str:
         shape = ", ".join(map(str, ["*" if self.table.rows is None else self.table.rows, *self.table.row]))
@@ -152,15 +180,15 @@ class OpenTable:
             count: of rows.
             state: whether to read states. A row that an older save has under other names of states has none.
         """
-        for depth, saved in enumerate(self._chain):
-            names = [
-                name for name in saved.parts if state and self.manifest.parts.get(name) == saved.manifest.parts[name]
-            ]
+        chain = self._chain
+        for depth, saved in enumerate(chain):
+            kinds = chain[0].manifest.parts
+            names = [name for name in saved.parts if state and kinds.get(name) == saved.manifest.parts[name]]
             for start in range(0, saved.manifest.rows, count):
                 part = slice(start, start + count)
                 ids = np.array(saved.ids[part])
                 kept = np.ones(len(ids), bool)
-                for newer in self._chain[:depth]:
+                for newer in chain[:depth]:
                     kept &= (newer.find(ids) < 0) & ~newer.has_gone(ids)
                 rows = np.flatnonzero(kept)
                 if len(rows):
@@ -191,7 +219,7 @@ class SavedRows:
     """
 
     def __init__(self, save: Save) -> None:
-        self.folder, self.manifest = save.folder, save.manifest
+        self.folder, self.manifest, self.sha256 = save
         count, table = save.manifest.rows, save.manifest.table
         self._sizes = {file.name: file.nbytes for file in save.manifest.files}
         self.ids: Ids = self._mapped(f"{IDS}.int64", (count,))

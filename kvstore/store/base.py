@@ -567,6 +567,50 @@ class KVStore:
             return None
         raise self._unsupported("save_checkpoint")
 
+    def publish(self, keys: Any = None, *, label: str = "", dtype: Any = None) -> int:
+        """Make a version that readers can follow; on all workers, at the same point of the program.
+
+        It has the arrays after exactly the pushes that worker 0 has made. Where workers are not in step (asynchronous
+        stores, quorums), each server takes what it has when it is told. Training goes on at once: the version is there
+        when its round is over. ``docs/serving.md`` says more.
+
+        Args:
+            keys: of arrays, one key or a list; None for all of the store. What was published before and is not listed
+                stays as it was published last.
+            label: a text of your own for readers, such as a step.
+            dtype: ``torch.bfloat16`` or ``torch.float16``: what wider floating point is rounded to. It stays for later
+                versions. None: the first version of a key has its own dtype.
+
+        Returns:
+            The number of the version: 1, then 2, and so on.
+
+        Raises:
+            UsageError: a key is a table, or is published in another dtype.
+            Unsupported: this is no dist store.
+        """
+        raise self._unsupported("publish")
+
+    def publish_state(self, state_dict: Mapping[str, Any], *, label: str = "", dtype: Any = None) -> int:
+        """Publish arrays that are trained elsewhere: worker 0's, by their names, in a store without an optimizer.
+
+        Worker 0 alone may call it; if others do, theirs do not count. Servers compare with what they had, so that
+        readers get what has changed. The caller's arrays may change as soon as it returns.
+
+        Args:
+            state_dict: arrays by name. Later calls have the same, and perhaps more.
+            label: as for ``publish``.
+            dtype: as for ``publish``; the same in each call.
+
+        Returns:
+            The number of the version.
+
+        Raises:
+            UsageError: an array is missing, or its key has a value of ``init``.
+            Mismatch: an array has another shape or dtype than before.
+            Unsupported: this is no dist store.
+        """
+        raise self._unsupported("publish_state")
+
     def attach(self, name: str, thing: Any, *, shared: bool = False) -> bool:
         """Let checkpoints of the job save the state of ``thing``, too, and load it now if the job was resumed.
 

@@ -28,6 +28,7 @@ class Statistics:
         takeovers: how often a standby has taken over from a server that was lost, in jobs with replicas.
         checkpoints: how many checkpoints this job has made, of all its stores; on worker 0.
         failed_checkpoints: how many were due and were not made, or failed; on worker 0.
+        versions: how many versions for followers have been published; on worker 0 they are those of the job.
         bytes_lent: those of ``bytes_pushed`` that the aggregator has read from this worker's device; see
             ``KVSTORE_DEVICE_SUM``.
         not_lent: why the last push was not read from the device, where that is asked for; empty if it was.
@@ -45,6 +46,7 @@ class Statistics:
     takeovers: int = 0
     checkpoints: int = 0
     failed_checkpoints: int = 0
+    versions: int = 0
     bytes_lent: int = 0
     not_lent: str = ""
     server_bytes: tuple[int, ...] = ()

@@ -9,6 +9,7 @@ records      a server and its standby: changes of the server's state, and the wh
 guests       readers and observers, which take no part in training; the reports of members
 checkpoints  checkpoints of a running job
 tracing      the job's trace: what members noted, in chunks
+versions     publishing: the versions that readers follow
 message      what messages have in common: nodes, senders, requests, replies
 coding       messages and arrays to frames of bytes and back
 fields       the check of each field
@@ -143,3 +144,4 @@ from kvstore.wire.rows import (
     Thaw,
 )
 from kvstore.wire.tracing import FetchTrace, TraceChunk, TraceFetched
+from kvstore.wire.versions import Publish, PublishedState, ReadVersion, VersionMade, VersionRead, VersionState

@@ -25,6 +25,7 @@ from kvstore.wire.message import (
 from kvstore.wire.rows import (
     MaybeTables,
 )
+from kvstore.wire.versions import ReadVersion
 
 MOST_LOCATED = 64  # members that one question may be about
 MOST_VALUES = 32  # named values of a report
@@ -95,6 +96,9 @@ class ServerReport(MemberNotice):
     missing: f.Ranks
     oldest_us: Counter  # how long the request has waited that waits for longest; 0 for none
     why: Annotated[str, f.text(1024)] = ""  # what it waits for, in words
+    version: Counter = 0  # of what is published, the newest; 0 for none
+    followers: Counter = 0  # readers that have asked for versions lately
+    behind: Counter = 0  # how many versions the last of them is behind
 
     def __post_init__(self) -> None:
         same_length(self.came_last, self.alone_us)
@@ -301,4 +305,5 @@ def aligned(nbytes: int) -> int:
     return padded(nbytes, ALIGN)
 
 
-READS = (Connect, FindKeys, ListKeys, ReadValues, ReadRows)  # the requests that readers make, beside Explain and Leave
+# the requests that readers make, beside Explain and Leave
+READS = (Connect, FindKeys, ListKeys, ReadValues, ReadRows, ReadVersion)

@@ -9,7 +9,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from kvstore.rows.ids import Ids
 from kvstore.transport.memory import Memory
 from kvstore.values import to_buffer
 from kvstore.wire.guests import NOT_HELD, aligned
+from kvstore.wire.versions import NEVER
+from servers.activity import Followed
 from servers.requests.guest_links import ReaderLinks
 from servers.requests.replies import Outbox, refuse
 from servers.store.bucket import Bucket
@@ -28,8 +30,10 @@ from servers.store.served_store import ServedStore
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 64  # requests of one reader
+SILENT = 64  # reports without a word of a follower; then it counts as gone
+MOST_PARKED = 1024  # followers that wait, some of which may have gone
 
-Read: TypeAlias = wire.ReadValues | wire.ReadRows
+Read: TypeAlias = wire.ReadValues | wire.ReadRows | wire.ReadVersion
 
 
 MOST_BYTES = 64 << 20  # in one answer, unless it is one segment
@@ -104,41 +108,73 @@ class ValueRead:
         return copied
 
 
+class _Follower(NamedTuple):
+    """What a follower has said last: the version that it has, in which store, and before which report."""
+
+    store: int
+    held: int
+    report: int
+
+
 class ReadDesk:
     """The requests of readers that wait at this server, and the one that is being answered.
 
-    ``taken`` is how many messages of readers have come.
+    ``taken`` is how many messages of readers have come, and ``followed`` how many of these were about versions.
     """
 
     def __init__(self, stores: Mapping[int, ServedStore], memory: Memory, links: ReaderLinks) -> None:
         self.links = links
-        self.taken = 0
-        self._stores = stores
+        self.taken = self.followed = 0
+        self.stores = stores
         self._memory = memory
         # By reader, the one whose turn is next first, and by the number of the request.
         self._waiting: OrderedDict[wire.Node, dict[int, tuple[bytes, Read]]] = OrderedDict()
+        # Followers that wait for a newer version, the longest first, and how many there were when they were looked at.
+        self._parked: OrderedDict[wire.Node, tuple[bytes, wire.ReadVersion]] = OrderedDict()
+        self._made = 0
+        self._followers: OrderedDict[wire.Node, _Follower] = OrderedDict()  # the longest silent first
+        self._reports = 0
         self._current: tuple[bytes, Read] | None = None
-        self._begun: ValueRead | RowRead | None = None  # what has been done for it
+        self._begun: ValueRead | RowRead | PublishedRead | None = None  # what has been done for it
 
     @property
     def busy(self) -> bool:
+        if self._parked:
+            self._wake()
         return self._current is not None or bool(self._waiting)
+
+    @property
+    def follows(self) -> bool:
+        """Whether the next step is for a follower."""
+        if self._current is None and self._waiting:
+            self._current = self._next()
+        return self._current is not None and isinstance(self._current[1], wire.ReadVersion)
 
     def handle(self, peer: bytes, message: wire.Message) -> Outbox:
         """Return what to send at once because ``message``, which concerns readers, came from ``peer``."""
         self.taken += 1
+        self.followed += isinstance(message, wire.ReadVersion)
         refusal = self.links.refusal(peer, message)
         if refusal is not None or not isinstance(message, wire.Request):
             return refusal or []
         if isinstance(message, wire.Leave):
             self._waiting.pop(message.node, None)
+            self._parked.pop(message.node, None)
+            self._followers.pop(message.node, None)
             return [(peer, wire.Ack(message.seq))]
         if isinstance(message, wire.Explain):
             return [(peer, wire.Explanation(message.seq, "answers readers in the time that workers leave it"))]
-        if not isinstance(message, wire.ReadValues | wire.ReadRows):
+        if not isinstance(message, Read):
             return _refused(
                 peer, message, f"servers do not know where keys are; send a {type(message).__name__} to the scheduler"
             )
+        if isinstance(message, wire.ReadVersion) and message.want != NEVER:
+            self._note(message)
+        if isinstance(message, wire.ReadVersion) and message.newer and not self._is_newer(message):
+            self._parked[message.node] = peer, message  # a follower waits for one thing at a time
+            while len(self._parked) > MOST_PARKED:
+                self._parked.popitem(last=False)  # it asks again
+            return []
         waiting = self._waiting.setdefault(message.node, {})
         if len(waiting) >= MOST_WAITING and message.seq not in waiting:
             return _refused(peer, message, f"{MOST_WAITING} requests of {message.node} wait here already")
@@ -165,6 +201,45 @@ class ReadDesk:
         self._current = self._begun = None
         return [(peer, reply)]
 
+    def followed_by(self) -> Followed:
+        """Return which version there is, and who follows; called at each report."""
+        self._reports += 1
+        newest = {number: store.publishing.newest for number, store in self.stores.items()}
+        for node, follower in list(self._followers.items()):
+            silent = self._reports - follower.report > SILENT and node not in self._parked
+            if silent or follower.store not in newest:
+                del self._followers[node]
+        lags = [max(0, newest[follower.store] - follower.held) for follower in self._followers.values()]
+        return Followed(max(newest.values(), default=0), len(lags), max(lags, default=0))
+
+    def _note(self, message: wire.ReadVersion) -> None:
+        store = self.stores.get(message.store)
+        known = store is not None and store.publishing.lineage == message.lineage
+        held = min(message.held, default=0) if known else 0
+        self._followers.pop(message.node, None)
+        self._followers[message.node] = _Follower(message.store, held, self._reports)
+        if len(self._followers) > MOST_PARKED:
+            self._followers.popitem(last=False)
+
+    def _is_newer(self, message: wire.ReadVersion) -> bool:
+        """Return whether there is another version than the follower has, or nothing to wait for."""
+        store = self.stores.get(message.store)
+        if store is None:
+            return True
+        publishing = store.publishing
+        has = message.lineage == publishing.lineage and message.held == [publishing.newest]
+        return bool(publishing.whole) and not has
+
+    def _wake(self) -> None:
+        """Let followers be answered for whom there is a newer version."""
+        made = sum(store.publishing.made for store in self.stores.values())
+        if made == self._made:
+            return
+        self._made = made
+        for node in [node for node, (_, message) in self._parked.items() if self._is_newer(message)]:
+            peer, message = self._parked.pop(node)
+            self._waiting.setdefault(node, {})[message.seq] = peer, message
+
     def _next(self) -> tuple[bytes, Read]:
         node, waiting = self._waiting.popitem(last=False)
         chosen = waiting.pop(next(iter(waiting)))
@@ -172,17 +247,92 @@ class ReadDesk:
             self._waiting[node] = waiting
         return chosen
 
-    def _begin(self, request: Read) -> ValueRead | RowRead:
-        store = self._stores.get(request.store)
+    def _begin(self, request: Read) -> ValueRead | RowRead | PublishedRead:
+        store = self.stores.get(request.store)
         if store is None:
             raise UsageError(f"store {request.store} is not open here")
         if isinstance(request, wire.ReadValues):
             return ValueRead(store, request, self._memory)
+        if isinstance(request, wire.ReadVersion):
+            return PublishedRead(store, request, self._memory)
         return RowRead(store, request, self._memory)
 
 
 def _refused(peer: bytes, request: wire.Request, text: str) -> Outbox:
     return [(peer, refuse(peer, request, UsageError(text)).reply)]
+
+
+MOST_CHANGED = 4 << 20  # bytes of changes in one answer; then the next request goes on
+
+
+class PublishedRead:
+    """A reader's request for what has changed in published arrays since the versions that it has, a piece at a time.
+
+    If the version that the answer is of goes away meanwhile, the answer ends before the first piece that is not there
+    any more. The reader asks again, and says which version it has of each piece.
+    """
+
+    def __init__(self, store: ServedStore, message: wire.ReadVersion, memory: Memory) -> None:
+        publishing = store.publishing
+        if publishing.pending:
+            publishing.reached()
+        self._store, self._message, self._memory = store, message, memory
+        self._parts = publishing.pieces_of(message.ids) if publishing.whole else []
+        held = message.held if message.lineage == publishing.lineage else [0]
+        self._held = held * len(self._parts) if len(held) == 1 else held
+        if len(self._held) != len(self._parts):
+            raise WireError(f"{message.node} sent {len(self._held)} versions of {len(self._parts)} pieces")
+        self._number = publishing.newest
+        if message.lineage == publishing.lineage and message.want in publishing.whole:
+            self._number = message.want
+        elif message.want > self._number:
+            self._parts = []  # it is not whole here yet
+        self._label = publishing.whole.get(self._number, "")
+        self._sums: list[int] = []
+        self._counts: list[int] = []
+        self._changes: list[wire.Buffer] = []
+        self._nbytes = 0
+
+    def step(self, nbytes: int) -> wire.VersionRead | None:
+        """Look at about so many bytes of pieces; return the answer if that was the last of them."""
+        done = len(self._sums)
+        while done < len(self._parts) and nbytes > 0 and self._nbytes < MOST_CHANGED and self._take(done):
+            values = self._parts[done]
+            nbytes -= max(LEAST_BYTES, values.size)  # their marks are looked at, and few of them are copied
+            done += 1
+        if done < len(self._parts) and nbytes <= 0 and self._nbytes < MOST_CHANGED:
+            return None
+        buffers: list[wire.Buffer] = []
+        if self._nbytes:
+            buffer = self._memory.allocate(self._nbytes)
+            start = 0
+            for part in self._changes:
+                buffer[start : start + len(part)] = part
+                start += len(part)
+            buffers = [buffer]
+        dtypes = [values.dtype for values in self._parts[:done]]
+        lengths = [len(part) for part in self._changes]
+        lineage = self._store.publishing.lineage
+        return wire.VersionRead(
+            self._message.seq, lineage, self._number, self._label, dtypes, self._sums, self._counts, lengths, buffers
+        )
+
+    def _take(self, place: int) -> bool:
+        """Add a piece's changes to the answer; return False if its version is gone."""
+        publishing = self._store.publishing
+        found = publishing.changes(self._parts[place], self._held[place], self._number)
+        if found is None and not place and self._number != publishing.newest:
+            self._number = publishing.newest
+            self._label = publishing.whole[self._number]
+            found = publishing.changes(self._parts[place], self._held[place], self._number)
+        if found is None:
+            return False
+        total, changes = found
+        self._sums.append(total)
+        self._counts.append(len(changes))
+        self._changes += changes
+        self._nbytes += sum(map(len, changes))
+        return True
 
 
 MOST_ROWS = 1 << 16  # in one answer: looking at their ids is not done in pieces

@@ -20,12 +20,12 @@ from kvstore.checkpoint.tables import IDS, VALUES, page_name, rest_name
 from kvstore.checkpoint.tensors import TensorHeader
 from kvstore.errors import WeightsInDoubt
 from kvstore.optim.updater import Updater
+from kvstore.rows.layout import bytes_of
 from kvstore.spec import ITEMSIZE
 from servers.store.array_updates import Updates
 from servers.store.bucket import Bucket
 from servers.store.buckets import Buckets
 from servers.store.rounds import Rounds
-from servers.store.row_arrays import bytes_of
 from servers.store.row_target import RowTarget
 from servers.store.target import AnyTarget
 

@@ -76,7 +76,11 @@ class ServedStores:
             return served.follow_rounds(message)
         if isinstance(message, wire.Updated):
             return served.follow_updated(message)
-        if isinstance(message, wire.Grouped):
+        if isinstance(message, wire.VersionMade):
+            served.publishing.follow(message)
+        elif isinstance(message, wire.VersionState | wire.PublishedState):
+            served.publishing.restore(message)
+        elif isinstance(message, wire.Grouped):
             served.buckets.group(message.ids, message.sizes)
         elif isinstance(message, wire.InDoubt):
             served.buckets.follow_doubt(message.ids, message.why)
@@ -109,6 +113,7 @@ class ServedStores:
             # The pauses split there what has been merged here since.
             buckets = sorted(served.buckets.all(), key=lambda bucket: bucket.ids)
             yield grouped_record(store, buckets)
+            yield from served.publishing.snapshot()
             yield from agreement.waiting
 
     def _make(self, store: int, rule: Rule, lineage: int) -> None:
@@ -247,6 +252,7 @@ KINDS: dict[type[wire.Request], Kind] = {
     wire.Init: Kind(lambda served, _, message: served.init(message), zero=True, recorded=True),
     wire.GetStates: Kind(lambda served, _, message: served.updates.get_states(message), _ids),
     wire.PutStates: Kind(lambda served, _, message: served.updates.put_states(message), _ids, True, True),
+    wire.Publish: Kind(lambda served, _, message: served.publishing.begin(message), _ids, zero=True),
     wire.InitTables: Kind(lambda served, _, message: served.tables.init(message), zero=True, recorded=True),
     wire.PutRows: Kind(lambda served, _, message: served.tables.put(message), _id, True, True),
     wire.PutTableRest: Kind(lambda served, _, message: served.tables.put_rest(message), _id, True, True),

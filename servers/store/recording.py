@@ -16,6 +16,7 @@ import torch
 from kvstore import wire
 from kvstore.optim.states import SegmentState, StateParts, StateTensors, pack_parts, pack_states
 from kvstore.rows.ids import Ids
+from kvstore.rows.layout import bytes_of
 from kvstore.rows.sums import Rows
 from kvstore.transport.memory import Heap, Memory
 from kvstore.values import from_buffer, spec_of, to_buffer
@@ -23,7 +24,6 @@ from servers.requests.replies import described_error
 from servers.store.bucket import Bucket
 from servers.store.hyperparameters import UpdateHyperparameters
 from servers.store.rounds import Rounds
-from servers.store.row_arrays import bytes_of
 from servers.store.target import AnyTarget
 
 
@@ -45,7 +45,7 @@ class Recording:
     """
 
     def __init__(self, store: int = 0, recorder: Recorder | None = None, memory: Memory | None = None) -> None:
-        self._store = store
+        self.store = store
         self._memory = memory or Heap()
         self.use(recorder)
 
@@ -63,7 +63,7 @@ class Recording:
 
     def grouped(self, buckets: Sequence[Bucket]) -> None:
         """Record that ``buckets`` are new: their segments were in others."""
-        self.note(grouped_record(self._store, buckets))
+        self.note(grouped_record(self.store, buckets))
 
     def sums(
         self,
@@ -105,7 +105,7 @@ class Recording:
         rows = [rows for _, rows in sums] if together is None else [together]
         every = [*targets, *failures]
         record = wire.ClosedRowRounds(
-            self._store,
+            self.store,
             [target.ids[0] for target in every],
             versions=[target.rounds.version for target in every],
             contributors=_contributors([target.rounds for target in every]),
@@ -130,20 +130,20 @@ class Recording:
         versions = [bucket.version for bucket in buckets]
         values = [bucket.whole() for bucket in buckets]
         self.note(
-            wire.Updated(self._store, *_segments(buckets), versions=versions, **described, buffers=[*values, *frames])
+            wire.Updated(self.store, *_segments(buckets), versions=versions, **described, buffers=[*values, *frames])
         )
 
     def read(self, ids: Sequence[int], ranks: Sequence[int]) -> None:
         """Record that workers ``ranks`` are sent the values of segments ``ids``."""
-        self.note(wire.ReadBy(self._store, list(ids), list(ranks)))
+        self.note(wire.ReadBy(self.store, list(ids), list(ranks)))
 
     def encoded(self, ids: Sequence[int], back: wire.CodecDescription) -> None:
         """Record that the values of segments ``ids`` are encoded with ``back`` now, with error feedback."""
-        self.note(wire.EncodedAnswer(self._store, list(ids), back))
+        self.note(wire.EncodedAnswer(self.store, list(ids), back))
 
     def doubt(self, ids: Collection[int], error: Exception) -> None:
         """Record that segments ``ids`` are served no more, because of ``error``."""
-        self.note(in_doubt_record(self._store, ids, error))
+        self.note(in_doubt_record(self.store, ids, error))
 
     def _rounds(
         self,
@@ -158,7 +158,7 @@ class Recording:
         every = [*buckets, *failures]
         rounds = [bucket.rounds for bucket in every]
         record = wire.ClosedRounds(
-            self._store,
+            self.store,
             *_segments(every),
             versions=[each.version for each in rounds],
             contributors=_contributors(rounds),

@@ -32,6 +32,7 @@ from servers.store.buckets import Buckets
 from servers.store.capture import Captures
 from servers.store.hyperparameters import UpdateHyperparameters, compressions
 from servers.store.lateness import ArrivalTimes
+from servers.store.publishing import Publishing
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds, WorkerClocks
 from servers.store.row_requests import usual_push
@@ -77,6 +78,7 @@ class ServedStore:
         self.updates = Updates(rule, self.buckets, memory, self.recording)
         self.tables = ServedTables(rule, self.buckets, self.updates, memory, self.recording, self._new_rounds, lineage)
         self.captures = Captures(self.buckets, self.updates)
+        self.publishing = Publishing(self.recording.store, self.buckets, self.recording)
         self.values = ValueReplies(rule, self.buckets, self.updates, self.recording)
         self._workers = frozenset(workers)
         self._times = times or ArrivalTimes(max(workers, default=0) + 1)
@@ -347,6 +349,8 @@ class ServedStore:
                 ready += self.waiting.give_up_hopeless()
             return self._answer(ready)
         answers: list[Answer] = []
+        if self.publishing.pending:  # here for a server that has just taken over, see ``reached``
+            self.publishing.reached([target for target in touched if isinstance(target, Bucket)])
         # One wave is all rounds that are complete now: one call of the optimizer for them. When a round has closed, the
         # next one of its target may be complete already, for workers push ahead.
         while wave := [
@@ -371,6 +375,8 @@ class ServedStore:
                         errors[target] = error
             if self.captures:
                 self.captures.reached([target for target, _ in wave])
+            if self.publishing.pending:
+                self.publishing.reached([bucket for bucket, _ in whole])
             touched = [target for target, _ in wave]  # no other has a round that is complete now
             if self.tracer is not None:
                 self._note(self.tracer, "update", began, [target.rounds.version for target in touched], touched)

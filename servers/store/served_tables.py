@@ -16,6 +16,7 @@ from kvstore.optim.optimizer import Optimizer
 from kvstore.optim.updater import RowUpdater, refusals
 from kvstore.rows.frozen_rows import FrozenRows
 from kvstore.rows.ids import Ids
+from kvstore.rows.layout import array_of, integers
 from kvstore.rows.slab_space import GrownTables, SlabSpace
 from kvstore.rows.slabs import Array
 from kvstore.rule import Rule
@@ -27,7 +28,6 @@ from servers.store.buckets import Buckets
 from servers.store.hyperparameters import asked
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds, WorkerClocks
-from servers.store.row_arrays import array_of, integers
 from servers.store.row_requests import gathered, packed, pushed_rows, require_wanted, wanted_ids
 from servers.store.row_target import RowContribution, RowTarget
 from servers.store.row_updates import RowUpdate, RowUpdates

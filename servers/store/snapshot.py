@@ -18,7 +18,7 @@ from kvstore.errors import rebuild
 from kvstore.optim.states import unpack_states
 from kvstore.rows.frozen_rows import FrozenRows
 from kvstore.rows.ids import Ids
-from kvstore.rows.layout import part_bytes, write_rows
+from kvstore.rows.layout import bytes_of, integers, part_bytes, write_rows
 from kvstore.spec import HALVES, ITEMSIZE, Spec
 from kvstore.table import Table
 from kvstore.values import from_buffer, ranges_of, spec_of, to_buffer
@@ -28,7 +28,6 @@ from servers.store.bucket import Bucket, Contribution
 from servers.store.buckets import Buckets
 from servers.store.recording import in_doubt_record, states_record
 from servers.store.rounds import Rounds
-from servers.store.row_arrays import bytes_of, integers
 from servers.store.row_target import RowContribution, RowTarget
 from servers.store.served_tables import ServedTables, rows_of_page
 from servers.store.target import HeldSegments

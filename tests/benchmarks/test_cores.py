@@ -78,7 +78,8 @@ def test_shapes(name, arrays, numbers):
 @pytest.mark.parametrize("name", ["resnet", "40", "MB", "4TB", "-1MB"])
 def test_an_unknown_network_is_told_those_there_are(name):
     with pytest.raises(
-        ValueError, match=f"no network '{name}'; choose from resnet50, vgg16, small, many, tiny, or a size"
+        ValueError,
+        match=f"no network '{name}'; choose from resnet50, vgg16, small, many, tiny, decoder, small-decoder, or a size",
     ):
         shapes_of(name)
 

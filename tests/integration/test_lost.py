@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from jobs import job
 from waiting import LONG, PROMPT
 
@@ -38,6 +39,7 @@ SCRIPT = """
     while not stop.exists():
         store.push("rows", kv.RowSparse(every, -torch.ones(10, 2)))
         store.pushpull("weight", -torch.ones(2000), out=weight)
+        store.publish("weight", label=f"{weight[0]:.0f}", dtype=torch.bfloat16)
 """
 
 
@@ -51,6 +53,8 @@ def test_a_reader_follows_its_job_to_the_end(tmp_path: Path, monkeypatch: pytest
         running.until(file.exists, "the file for readers")
         with kv.connect(file, timeout=LONG) as reader:
             reader.wait_for(["weight", "rows"])
+            followed = torch.zeros(2000, dtype=torch.bfloat16)
+            model = reader.follow({"weight": followed})
 
             def follow(rounds: int) -> None:
                 """Read until there have been so many rounds."""
@@ -62,6 +66,10 @@ def test_a_reader_follows_its_job_to_the_end(tmp_path: Path, monkeypatch: pytest
                     assert oldest >= seen
                     row = reader.row_sparse_pull("rows", row_ids=[4, 5])
                     assert row.min() >= seen
+                    version = model.version
+                    if model.update():
+                        assert model.version > version
+                        assert followed.unique().tolist() == [torch.tensor(float(model.label)).bfloat16().item()]
                     seen = oldest
 
             follow(3 * ROUNDS)  # the server is lost

@@ -194,6 +194,9 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "offset": lambda: st.integers(0, 1 << 40),
         "nbytes": lambda: st.integers(1, 1 << 40),
         "loan": lambda: st.integers(1, 2**62),
+        "rounded": lambda: st.none() | st.sampled_from(["float16", "bfloat16"]),
+        "held": lambda: some(whole, size) if get_origin(kind) is list else whole,
+        "sums": lambda: some(st.integers(0, 2**64 - 1), size),
         "buffers": lambda: st.lists(st.binary(max_size=20), max_size=4),
     }
     if name in special:

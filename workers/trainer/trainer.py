@@ -19,7 +19,7 @@ from kvstore.errors import warn_renamed
 from kvstore.optim import states_file
 from kvstore.optim.optimizer import describe
 from kvstore.spec import shorten
-from workers.common.checks import on_off_auto
+from workers.common.checks import at_least, on_off_auto
 from workers.common.row_steps import row_steps
 from workers.common.sparse_gradients import table_key
 from workers.common.stores import join_refusal, open_store
@@ -100,12 +100,15 @@ class Trainer:
             that itself.
         check_finite: raise ``NotFinite``, which names worker, parameter and push, if a gradient has NaN or infinite
             elements. Nothing is updated then. A store that is passed has its own setting.
+        publish_every: publish a version of the parameters after so many steps; see ``KVStore.publish``. It needs a dist
+            store that updates. The label is ``step`` and the number of the update. 0 publishes nothing.
 
     Raises:
         UsageError: there are no parameters; ``update_on_kvstore`` is False for an async store; ``overlap`` is True
             without a store or for several devices; ``compression_params`` is given without a store; ``wait_in_forward``
-            is given for a store that does not update, with ``overlap=False`` or with ``share_gradients``; the store
-            updates for another Trainer, or has values under these names.
+            is given for a store that does not update, with ``overlap=False`` or with ``share_gradients``;
+            ``publish_every`` without a dist store that updates; the store updates for another Trainer, or has values
+            under these names.
         Unsupported: ``compression_params`` is given for a store in one process, which sends nothing.
         UnknownName: no such optimizer or hyper-parameter.
     """
@@ -123,6 +126,7 @@ class Trainer:
         share_weights: bool = False,
         wait_in_forward: nn.Module | None = None,
         check_finite: bool = False,
+        publish_every: int = 0,
     ) -> None:
         if overlap is None:
             warn_renamed("overlap=None", 'overlap="auto"')
@@ -134,6 +138,8 @@ class Trainer:
                 "kvstore.create(..., check_finite=True)"
             )
         check_finite = check_finite or (store is not None and store.check_finite)
+        at_least("publish_every", publish_every, 0)
+        self._publish_every = publish_every
         # Before ``collect``, which reads the iterators: afterwards they do not know their module any more.
         buffers, models = buffers_beside(params), modules_beside(params)
         if isinstance(wait_in_forward, nn.Module):
@@ -156,6 +162,11 @@ class Trainer:
         self._token = secrets.token_hex(8)
         self._local: LocalUpdates | None = None
         self._where: LocalUpdates | KVStore
+        if publish_every and (self._store is None or not on_store or type(self._store).publish is KVStore.publish):
+            raise UsageError(
+                f"publish_every={publish_every} needs a dist store that updates (update_on_kvstore=True). What is "
+                "updated elsewhere is published by publish_state() of a store of its own"
+            )
         if self._store is None or not on_store:
             check_finite = check_finite and self._store is None
             self._where = self._local = LocalUpdates(self._params, described, check_finite, self._frozen)
@@ -500,6 +511,8 @@ class Trainer:
 
     def _updated(self) -> None:
         self._rates.num_update += 1
+        if self._publish_every and self._store is not None and self._rates.num_update % self._publish_every == 0:
+            self._store.publish(label=f"step {self._rates.num_update}")
         if self._optimizer is not None:
             note_step(self._optimizer)
 

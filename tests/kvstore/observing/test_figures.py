@@ -132,7 +132,12 @@ def test_a_servers_figures() -> None:
         "held": 4000,
         "sent_per_s": 100.0,
         "received_per_s": 200.0,
+        "version": None,
+        "followers": None,
+        "behind": None,
     }
+    publishes = server(0, version=7, followers=2, behind=1)
+    assert [(figures_of(publishes) or {})[name] for name in ("version", "followers", "behind")] == [7, 2, 1]
 
 
 def test_the_job_does_as_many_rounds_as_the_worker_in_the_middle() -> None:

@@ -594,3 +594,46 @@ def test_without_pyarrow_an_error_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(UsageError, match=r"torch-kvstore\[parquet\]"):
         export_parquet(tmp_path, tmp_path / "x.parquet")
+
+
+def test_an_open_table_follows_its_directory_and_opens_only_what_is_new(tmp_path):
+    stripes = saved(tmp_path)
+    opened = open_table(tmp_path)
+    first = open_table(tmp_path / "save-00000001")
+    assert not opened.update()
+    for delta in range(1, 4):
+        stripes.push([2, 50 + delta], delta)
+        stripes.save(tmp_path, since=opened.version)
+        for name in ("ids.int64", "rows.float32"):  # of all but the new save: they are mapped already
+            (tmp_path / f"save-{delta:08}" / name).unlink()
+        assert opened.update()
+        assert (opened.version, opened.manifest.base is None) == (delta + 1, False)
+        assert np.array_equal(opened.lookup(IDS).numpy(), stripes.pull(IDS))
+        assert opened.has([50 + delta, 54]).tolist() == [True, False]
+        assert not opened.update()
+    stripes.save(tmp_path)  # whole
+    assert opened.update()
+    assert opened.manifest.base is None
+    assert np.array_equal(opened.lookup(IDS).numpy(), stripes.pull(IDS))
+    assert not first.update(), "one save by itself stays as it is"
+
+
+def test_a_table_that_cannot_be_updated_stays_as_it_was(tmp_path):
+    stripes = saved(tmp_path)
+    opened = open_table(tmp_path)
+    before = opened.lookup(IDS)
+    stripes.push([2], 1)
+    folder = stripes.save(tmp_path, since=1).folder
+    rows = (folder / "rows.float32").rename(folder / "rows")
+    with pytest.raises(CheckpointError, match="missing"):
+        opened.update()
+    assert opened.version == 1
+    assert opened.lookup(IDS).equal(before)
+    rows.rename(folder / "rows.float32")
+    assert opened.update()
+    other = Stripes(Table(shape=(25, 2), init="normal"), 3)
+    other.push([3, 9], 0)
+    other.save(tmp_path)
+    with pytest.raises(CheckpointError, match="open it by itself"):
+        opened.update()
+    assert np.array_equal(opened.lookup(IDS).numpy(), stripes.pull(IDS))

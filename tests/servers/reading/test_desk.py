@@ -15,7 +15,7 @@ from kvstore.transport.memory import Heap
 from kvstore.values import from_buffer
 from kvstore.wire.guests import NOT_HELD, aligned
 from servers.reading import desk as desk_module
-from servers.reading.desk import MOST_WAITING, TRIES, ReadDesk, ValueRead
+from servers.reading.desk import MOST_WAITING, SILENT, TRIES, ReadDesk, ValueRead
 from servers.requests.guest_links import ReaderLinks
 from servers.store.served_store import ServedStore
 
@@ -223,3 +223,56 @@ def test_too_many_segments_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(desk_module, "MOST_SEGMENTS", 1)
     with pytest.raises(UsageError, match="2 segments are too many"):
         begin(store(), {4: NOT_HELD, 9: NOT_HELD})
+
+
+def waits(rank: int = 0, seq: int = 1, held: int = 0, lineage: int = 0) -> wire.ReadVersion:
+    return wire.ReadVersion(sender(rank, seq, role="reader"), 0, [], lineage, [held], 0, newer=True)
+
+
+def publish(one: ReadDesk, number: int, label: str = "") -> None:
+    one.stores[0].publishing.begin(wire.Publish(sender(), 0, 1 << 60, number, label, None, [4], [0]))
+
+
+def test_a_follower_waits_for_another_version_than_it_has() -> None:
+    one = desk()
+    one.handle(b"a", waits())
+    assert not one.busy
+    publish(one, 1, "first")
+    [(peer, reply)] = answers(one)
+    assert (peer, reply.number, reply.label, reply.counts) == (b"a", 1, "first", [])
+    one.handle(b"a", waits(seq=2, held=1, lineage=1 << 60))
+    one.handle(b"b", waits(1, held=1, lineage=2 << 60))  # it was told by another store
+    assert [peer for peer, _ in answers(one)] == [b"b"]
+    publish(one, 2)
+    assert [(peer, reply.number) for peer, reply in answers(one)] == [(b"a", 2)]
+
+
+def test_who_follows_is_told_and_how_far_behind() -> None:
+    one = desk()
+    assert one.followed_by() == (0, 0, 0)
+    one.handle(b"a", waits(0, held=0))
+    one.handle(b"b", waits(1, held=0))
+    for number in (1, 2, 3):
+        publish(one, number)
+    answers(one)
+    one.handle(b"b", waits(1, 2, held=3, lineage=1 << 60))  # and it waits on
+    assert one.followed_by() == (3, 2, 3)
+    for _ in range(SILENT):
+        one.followed_by()
+    assert one.followed_by() == (3, 1, 0)
+
+
+def test_a_follower_that_has_left_is_not_answered() -> None:
+    one = desk()
+    one.handle(b"a", waits())
+    one.handle(b"a", wire.Leave(sender(seq=2, role="reader"), None))
+    publish(one, 1)
+    assert answers(one) == []
+
+
+def test_what_is_in_no_version_cannot_be_followed() -> None:
+    one = desk()
+    publish(one, 1)
+    one.handle(b"a", wire.ReadVersion(sender(role="reader"), 0, [5], 0, [0], 0))
+    [(_, reply)] = answers(one)
+    assert (reply.kind, "5" in reply.text) == ("KeyNotInitialized", True)

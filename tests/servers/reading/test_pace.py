@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from servers.reading.pace import ARRIVAL_S, BURST_S, DEBT_S, IDLE_SHARE, IdleCores, ReaderPace
+from servers.reading.pace import ARRIVAL_S, BURST_S, DEBT_S, FOLLOW_SHARE, IDLE_SHARE, IdleCores, ReaderPace
 from servers.requests.replies import Outbox
 
 
@@ -13,7 +13,8 @@ class Desk:
 
     def __init__(self, piece_s: float) -> None:
         self.busy = True
-        self.taken = 0
+        self.taken = self.followed = 0
+        self.follows = False  # whether the work is for followers
         self.pieces = 0
         self.spent = 0.0
         self.now = 0.0
@@ -52,6 +53,24 @@ MORE = 0.01 + IDLE_SHARE
 def test_readers_get_a_share_of_the_time(idle: tuple[float, int], expected: float) -> None:
     desk = Desk(0.0001)
     assert run(desk, pace_of(desk, 0.01, idle), 50.0) == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0025, FOLLOW_SHARE), (0.1, 0.1)])
+def test_followers_get_a_share_of_their_own_where_that_is_more(share: float, expected: float) -> None:
+    desk = Desk(0.0001)
+    desk.follows = True
+    assert run(desk, pace_of(desk, share), 50.0) == pytest.approx(expected, rel=0.1)
+
+
+def test_messages_of_followers_are_charged_by_their_share() -> None:
+    desk = Desk(0.0)
+    pace = pace_of(desk, FOLLOW_SHARE / 10)
+    desk.taken = desk.followed = int(2 * BURST_S / ARRIVAL_S)
+    assert pace.due() == desk.now
+    desk.taken = desk.followed = int(20 * BURST_S / ARRIVAL_S)
+    due = pace.due()
+    assert due is not None
+    assert due > desk.now
 
 
 def test_long_pieces_are_paid_for() -> None:

@@ -13,11 +13,11 @@ from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.optim.optimizer import describe
 from kvstore.optim.updater import RowUpdater
+from kvstore.rows.layout import array_of, bytes_of, integers
 from kvstore.rows.sums import RowBatch
 from kvstore.table import Table, Unseen
 from servers.store.hyperparameters import UpdateHyperparameters
 from servers.store.rounds import Rounds
-from servers.store.row_arrays import array_of, bytes_of, integers
 from servers.store.row_requests import all_in_stripe, usual_push
 from servers.store.row_target import (
     KEPT,

@@ -1,0 +1,135 @@
+"""Publishing, as one worker takes part: all count the versions, and worker 0 has the servers make them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kvstore import wire
+from kvstore.client.entries import Entries
+from kvstore.client.plans import Plan
+from kvstore.client.requests import Requests
+from kvstore.client.resuming import TrainedStore
+from kvstore.errors import UsageError
+from kvstore.lineage import new_lineage
+from kvstore.member.outstanding import Question, ready
+from kvstore.spec import Key, require_same, shorten
+from kvstore.values import Leaving, as_dtype, as_tensor, spec_of
+from kvstore.values.any_arrays import Column
+from kvstore.wire.versions import PUBLISHED, WIDE
+
+
+class Publishing:
+    """The versions of one store; ``number`` is that of the last one."""
+
+    def __init__(self, requests: Requests, store: TrainedStore) -> None:
+        self.number = 0
+        self._requests, self._store = requests, store
+        self._lineage = new_lineage()
+        self._put: list[tuple[list[Key], int]] = []  # keys whose values ``put`` gives, with the bytes of a message
+        self._begun = 0  # the highest round that this worker has begun
+
+    def before(self, every: int, places: Column) -> None:
+        """Publish after ``every`` rounds, if a push of the keys at ``places`` begins the next one."""
+        rounds = int(self._store.clocks.pushed[places].max(initial=0))
+        if rounds < self._begun:  # a step may push its keys one by one: the first of these pushes begins the round
+            return
+        self._begun = rounds + 1
+        if rounds and rounds % every == 0 and self._store.trains:
+            self.publish(None, f"round {rounds}", None)
+
+    def publish(self, keys: Any, label: str, dtype: Any) -> int:
+        """Have all servers make a version of what this worker has pushed; return its number.
+
+        It returns when they have noted it: no round that this worker takes part in can be over before.
+        """
+        rounded = _rounded(dtype)
+        if not isinstance(label, str) or len(label) > MOST_LABEL:
+            raise UsageError(f"label={label!r} must be a text of at most {MOST_LABEL} characters")
+        entries = self._store.entries
+        chosen = self._chosen(keys, entries)
+        number = self.number + 1
+        if self._requests.session.rank == 0:
+            self._ask(chosen, number, label, rounded)
+        self.number = number
+        return number
+
+    # ---- states of arrays that are elsewhere
+
+    def rounded(self, state: Mapping[Any, Any], dtype: Any) -> dict[Any, torch.Tensor]:
+        """Return the arrays of ``state`` as they are published."""
+        rounded = _rounded(dtype)
+        tensors = {key: as_tensor(array) for key, array in state.items()}
+        return {
+            key: (tensor.to(as_dtype(rounded)) if rounded and spec_of(tensor).dtype in WIDE else tensor).contiguous()
+            for key, tensor in tensors.items()
+        }
+
+    def put_first(self, keys: Sequence[Key], most: int) -> None:
+        """Note that ``keys`` have been given their first values, in messages of ``most`` bytes."""
+        self._put.append((list(keys), most))
+
+    def put(self, state: Mapping[Any, torch.Tensor]) -> None:
+        """Replace the values on the servers by those of ``state``; keys that it adds come later."""
+        entries = self._store.entries
+        known = {key for keys, _ in self._put for key in keys}
+        for key, tensor in state.items():
+            if key in entries and key not in known:
+                raise UsageError(f"key {key!r} has a value that init() gave it: publish() publishes that")
+            if key in known:
+                require_same(key, entries[key].spec, spec_of(tensor), "state_dict has")
+        if missing := [key for key in known if key not in state]:
+            raise UsageError(f"state_dict lacks {shorten(missing)}, which it has had before")
+        for keys, most in self._put:
+            # As init has sent them: servers take the same segments together, as often as they come.
+            self._requests.put_values(Plan(entries, keys, most), Leaving([state[key] for key in keys]))
+
+    # ---- helpers
+
+    def _chosen(self, keys: Any, entries: Entries) -> list[Key]:
+        """Return the keys of arrays among ``keys``; the rows of tables are not published."""
+        if keys is None:
+            return [key for key in entries if key not in entries.tables]
+        listed = list(keys) if isinstance(keys, list | tuple) else [keys]
+        for key in listed:
+            if key in entries.tables:
+                raise UsageError(f"key {key!r} is a table, and arrays alone are published")
+            entries[key]  # raises what a push would
+        return listed
+
+    def _ask(self, keys: list[Key], number: int, label: str, rounded: str | None) -> None:
+        requests, entries, pushed = self._requests, self._store.entries, self._store.clocks.pushed
+        session = requests.session
+        segments: dict[int, tuple[list[int], list[int]]] = {server: ([], []) for server in range(len(session.servers))}
+        for key in dict.fromkeys(keys):
+            entry = entries[key]
+            for segment in entry.segments:
+                ids, clocks = segments[segment.server]
+                ids.append(segment.id)
+                clocks.append(int(pushed[entry.place]))
+        fields = {"store": requests.store, "lineage": self._lineage, "number": number, "label": label}
+        operation = requests.operation("publish", keys)
+        questions = [
+            Question(
+                session.servers[server],
+                operation,
+                wire.Publish,
+                {**fields, "rounded": rounded, "ids": ids, "clocks": clocks},
+            )
+            for server, (ids, clocks) in segments.items()
+        ]
+        session.client.exchange(operation, ready, questions)
+
+
+MOST_LABEL = 256  # characters
+
+
+def _rounded(dtype: Any) -> str | None:
+    if dtype is None:
+        return None
+    name = str(dtype).removeprefix("torch.")
+    if name not in PUBLISHED:
+        raise UsageError(f"dtype={dtype!r} is not valid; valid: {', '.join(PUBLISHED)}, or None for the arrays' own")
+    return name

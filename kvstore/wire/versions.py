@@ -1,0 +1,127 @@
+"""Publishing: worker 0 has servers make a version of arrays, and readers get what has changed since the one they have.
+
+A version of a store is one cut over its arrays, in the dtype in which they are published. Its bytes never change.
+Readers get an array in pieces of ``PIECE`` elements, counted from the start of each segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import field
+from typing import Annotated
+
+from kvstore.errors import WireError
+from kvstore.wire import fields as f
+from kvstore.wire.coding import Buffer, message
+from kvstore.wire.message import Message, Reply, Request, same_length
+
+PIECE = 1 << 19  # elements. A server looks at one piece at a time; workers' messages come in between
+NEVER = 1 << 61  # no version has so high a number; who wants it only asks whether arrays are published
+WIDE = ("float32", "float64")  # what may be rounded
+PUBLISHED = ("float16", "bfloat16")  # what values may be published as, beside their own dtype
+
+Number = Annotated[int, f.integer(0, 2**62)]  # of a version; 0 for none
+Numbers = Annotated[list[int], f.integers(0, 2**62)]
+Label = Annotated[str, f.text(256)]
+Rounded = Annotated["str | None", f.optional(f.choice(*PUBLISHED))]
+
+
+def pieces(size: int) -> Iterator[tuple[int, int]]:
+    """Yield the start and the stop of each piece of a segment of ``size`` elements."""
+    for start in range(0, size, PIECE):
+        yield start, min(size, start + PIECE)
+
+
+@message(55)
+class Publish(Request):
+    """From rank 0: segments ``ids``, each when ``clocks[i]`` of its rounds are over, are version ``number``.
+
+    The answer comes at once. Without rounds, and where rounds go on without rank 0, a segment may be later already:
+    then it is taken as it is. Segments that were published before, and are not named, stay as they were published last.
+    """
+
+    store: f.Store
+    lineage: f.Lineage  # of the versions: one store of one job
+    number: Annotated[int, f.integer(1, 2**62)]
+    label: Label
+    rounded: Rounded  # what floating point is rounded to, if it is wider; None for its own dtype
+    ids: f.Ids
+    clocks: f.Clocks
+
+    def __post_init__(self) -> None:
+        same_length(self.ids, self.clocks)
+
+
+@message(77)
+class VersionMade(Message):
+    """From a primary to its standby: segments ``ids`` are, as they are now, what version ``number`` has of them."""
+
+    store: f.Store
+    number: Number
+    ids: f.Ids
+
+
+@message(78)
+class VersionState(Message):
+    """To a new standby: there is version ``number``, but for segments ``ids``, which are to be made of it yet."""
+
+    store: f.Store
+    lineage: f.Lineage
+    number: Number
+    label: Label
+    ids: f.Ids
+    clocks: f.Clocks  # see ``Publish``
+
+    def __post_init__(self) -> None:
+        same_length(self.ids, self.clocks)
+
+
+@message(79)
+class PublishedState(Message):
+    """To a new standby: what is published of piece ``place`` of segment ``id``."""
+
+    store: f.Store
+    id: f.SegmentId
+    place: Number
+    dtype: Annotated[str, f.dtype]
+    newest: Number  # the version that it is of
+    versions: f.Clocks  # by mark, the version that changed the elements with the mark
+    buffers: Sequence[Buffer] = field(repr=False, default=())  # the values, and of each a mark, a byte
+
+
+@message(158)
+class ReadVersion(Request):
+    """From a reader to a server: how have the pieces of segments ``ids`` changed since the versions that I have?
+
+    Without ``ids``: which version is there? If ``newer``: once there is another one than the one I have.
+    """
+
+    store: f.Store
+    ids: f.Ids
+    lineage: f.Lineage  # of the numbers
+    held: Numbers  # the version that I have of each piece, 0 for none; one number alone is that of all
+    want: Number  # the version that I want; 0 for the newest. If it is not there any more, a later one comes
+    newer: Annotated[bool, f.flag] = False  # whether the answer waits for another version than the one that I have
+
+
+@message(159)
+class VersionRead(Reply):
+    """The first pieces that were asked about, as version ``number`` has them; the others are for the next request.
+
+    If the version that was wanted is not whole here yet, there are no pieces, and ``number`` is the newest one.
+    """
+
+    lineage: f.Lineage
+    number: Number  # 0 if there is none
+    label: Label
+    dtypes: f.Dtypes  # dtypes, sums, counts: of each piece, what it is published as, its checksum, and ...
+    sums: Annotated[list[int], f.integers(0, 2**64 - 1)]
+    # ... how many buffers its changes are; 0 if it has not changed
+    counts: Annotated[list[int], f.integers(0, 16)]
+    lengths: f.Lengths  # of all these buffers, which are in ``buffers``, back to back
+    buffers: Sequence[Buffer] = field(repr=False, default=())
+
+    def __post_init__(self) -> None:
+        same_length(self.dtypes, self.sums, self.counts)
+        if len(self.lengths) != sum(self.counts):
+            raise WireError(f"expected the lengths of {sum(self.counts)} changes, got {len(self.lengths)}")

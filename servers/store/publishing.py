@@ -1,0 +1,463 @@
+"""The versions of one store's arrays on one server: made when rounds close, and read while training goes on. Pure.
+
+A version is made of a bucket at its round, in one pass over the bucket, before the next update. The last two whole
+versions can be read. A standby makes a version when its primary has: only then has it the primary's values for sure.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+
+from kvstore import wire
+from kvstore.codecs.changes import checksum, encode_changes, may_be_shorter
+from kvstore.errors import KeyNotInitialized, UsageError, WireError
+from kvstore.lineage import UNKNOWN
+from kvstore.spec import ITEMSIZE, Key
+from kvstore.values import as_dtype
+from kvstore.wire import Buffer
+from kvstore.wire.versions import WIDE, pieces
+from servers.store.bucket import Bucket
+from servers.store.buckets import Buckets
+from servers.store.recording import Recording
+from servers.store.rounds import Rounds
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+BLOCK = 1 << 18  # elements at a time: what is rounded is compared while the cache has it
+
+# Marks are the numbers of changes, 1 to 255; 0 is older than all of these. When 255 is in use, the oldest become 0 and
+# the others move down, in one pass over the marks. With more at a time, versions would be forgotten earlier; with
+# fewer, the passes would cost more than 1 % of the time of all versions.
+_MARKS = 256
+_FORGOTTEN = 16  # numbers at a time: the last 240 changes are known
+
+# The bits of a rounded NaN depend on the processor's vectors and on where the element lies in memory. So this one is
+# published for all. By dtype: the bits without sign, those of infinity, above which are NaNs, and the published NaN.
+_NAN = {
+    "bfloat16": (0x7FFF, 0x7F80, 0x7FC0),
+    "float16": (0x7FFF, 0x7C00, 0x7E00),
+    "float32": (0x7FFFFFFF, 0x7F800000, 0x7FC00000),
+}
+
+_SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # numpy has no bfloat16
+
+_mine = threading.local()  # a job in one process has servers in threads
+
+
+def _scratch(dtype: torch.dtype) -> torch.Tensor:
+    """Return room for a block, the same for each call of a thread: segments are many, and often shorter."""
+    kept: dict[torch.dtype, torch.Tensor] = _mine.__dict__.setdefault("kept", {})
+    if dtype not in kept:
+        kept[dtype] = torch.empty(BLOCK, dtype=dtype, device="cpu")
+    return kept[dtype]
+
+
+class _Replaced(NamedTuple):
+    """What the newest version has replaced in one block: old bits and marks, at ``positions`` of the block or all."""
+
+    start: int
+    positions: Array | None
+    bits: Array
+    marks: Array
+
+
+class PublishedValues:
+    """The published copy of a segment of ``size`` elements.
+
+    Args:
+        source_dtype: of the values that are given.
+        dtype: in which they are published, rounded to nearest even if it is narrower.
+
+    Attributes:
+        newest: the number of the newest version; None before the first.
+        previous: the number of the version before; None if there is none.
+    """
+
+    def __init__(self, size: int, source_dtype: str, dtype: str) -> None:
+        self.size = size
+        self.dtype = dtype
+        self.newest: int | None = None
+        self.previous: int | None = None
+        self._bits: Array = np.zeros(size, f"u{ITEMSIZE[dtype]}")
+        self._marks: Array = np.zeros(size, np.uint8)
+        self._changes: list[int] = []  # by mark: the version that made this change
+        self._replaced: list[_Replaced] = []
+        self._sums: dict[int, int] = {}
+        self._answers: dict[int, list[Buffer]] = {}  # what the last change alone makes, by version
+        self._nan = _NAN.get(dtype) if dtype != source_dtype else None
+        self._published_dtype = as_dtype(dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the published copy, of the marks, and of what the newest version has replaced."""
+        replaced = sum(each.bits.nbytes + each.marks.nbytes for each in self._replaced)
+        positions = sum(each.positions.nbytes for each in self._replaced if each.positions is not None)
+        return self._bits.nbytes + self._marks.nbytes + replaced + positions
+
+    def publish(self, values: torch.Tensor, version: int) -> int:
+        """Make ``values``, 1-d on the CPU, the newest version; return how many of its elements have changed.
+
+        Raises:
+            UsageError: the numbers of versions do not rise.
+        """
+        if self.newest is not None and version <= self.newest:
+            raise UsageError(f"version {version} cannot be published after version {self.newest}: numbers must rise")
+        self._replaced = []
+        changed = 0
+        if self.newest is None:
+            for start in range(0, self.size, BLOCK):
+                part = self._bits[start : start + BLOCK]
+                part[:] = self._round(values[start : start + BLOCK])
+                self._make_canonical(part)
+            self._changes = [version]
+            changed = self.size
+        else:
+            self._renew_marks()
+            for start in range(0, self.size, BLOCK):
+                changed += self._replace(start, self._round(values[start : start + BLOCK]))
+            if changed:
+                self._changes.append(version)
+        self.previous, self.newest = self.newest, version
+        self._sums = {at: total for at, total in self._sums.items() if at == self.previous}
+        self._answers.clear()
+        return changed
+
+    def changes(self, since: int | None, at: int) -> list[Buffer] | None:
+        """Return what makes version ``since`` into version ``at``, see ``encode_changes``; None if ``at`` is gone.
+
+        Args:
+            since: what the reader has; None for nothing. A number that was not published stands for the one before it.
+            at: the newest version, or the previous one.
+        """
+        if at not in (self.newest, self.previous):
+            return None
+        reached = len(self._changes) - 1
+        if at == self.previous and self._replaced:
+            reached -= 1
+        known = -1
+        if since is not None and since <= (self.newest or 0):
+            known = bisect_right(self._changes, since) - 1
+        if known == reached:
+            return []
+        bits = self._bits_at(at)
+        if known < 0:
+            return encode_changes(None, bits)
+        # A reader that has the newest version, and is asked to be at the one before like all others, goes back.
+        marks = self._marks
+        if at != self.newest and known < reached:
+            marks = self._with([(each, each.marks) for each in self._replaced], marks)
+        oldest = min(known, reached)
+        last = oldest == len(self._changes) - 2 and bool(self._replaced)
+        few = [(each.start, each.positions) for each in self._replaced if last and each.positions is not None]
+        if last and len(few) == len(self._replaced):  # the last change alone: without a pass over the marks
+            answer = self._answers.get(at)
+            if answer is None:  # else another reader has had it
+                where = np.concatenate([start + positions.astype(np.int64) for start, positions in few])
+                answer = self._answers[at] = encode_changes(where, bits)
+            return answer
+        changed = marks > oldest
+        if not may_be_shorter(int(np.count_nonzero(changed)), self.size, bits.itemsize):
+            return encode_changes(None, bits)
+        return encode_changes(np.flatnonzero(changed), bits)
+
+    def checksum(self, at: int) -> int | None:
+        """Return the checksum of the bytes of version ``at``; None if that is gone."""
+        if at not in (self.newest, self.previous):
+            return None
+        if at not in self._sums:
+            self._sums[at] = checksum(self._bits_at(at))
+        return self._sums[at]
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
+        """Return tensors, which share this object's memory until the next version, and plain data.
+
+        With both, ``restore`` makes an object that gives the same bytes for the newest version. It lacks the previous
+        one.
+        """
+        tensors = {"bits": torch.from_numpy(self._bits.view(np.uint8)), "marks": torch.from_numpy(self._marks)}
+        return tensors, {"newest": self.newest, "changes": list(self._changes)}
+
+    def restore(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
+        """Replace everything by what ``state`` returned.
+
+        Raises:
+            WireError: it is not the state of such a segment; nothing has changed then.
+        """
+        bits, marks = tensors.get("bits"), tensors.get("marks")
+        newest, changes = plain.get("newest"), plain.get("changes")
+        if bits is None or marks is None or bits.shape != (self._bits.nbytes,) or marks.shape != (self.size,):
+            raise WireError(f"the state of published values does not fit {self.size} elements of {self.dtype}")
+        if bits.dtype != torch.uint8 or marks.dtype != torch.uint8:
+            raise WireError(f"the state of published values has {bits.dtype} and {marks.dtype}, not bytes")
+        numbers = changes if isinstance(changes, list) and all(type(number) is int for number in changes) else None
+        ends = [newest] if type(newest) is int else []
+        if (
+            numbers is None
+            or len(numbers) > _MARKS
+            or bool(numbers) != bool(ends)
+            or any(later <= number for number, later in itertools.pairwise(numbers))
+            or numbers[-1:] > ends
+            or (self.size and int(marks.max()) >= max(1, len(numbers)))
+        ):
+            raise WireError("the state of published values has marks or versions that cannot be")
+        self._bits.view(np.uint8)[:] = bits.numpy()
+        self._marks[:] = marks.numpy()
+        self.newest, self.previous, self._changes = newest, None, list(numbers)
+        self._replaced, self._sums, self._answers = [], {}, {}
+
+    def _round(self, values: torch.Tensor) -> Array:
+        """Return the bits of ``values``, a block at most, in the published dtype; valid until the next call."""
+        if values.dtype != self._published_dtype:
+            values = _scratch(self._published_dtype)[: len(values)].copy_(values)
+        bits: Array = values.view(_SIGNED[values.itemsize]).numpy().view(self._bits.dtype)
+        return bits
+
+    def _make_canonical(self, bits: Array) -> bool:
+        """Give all NaNs the published bits; return whether there are any."""
+        if self._nan is None or not len(bits):
+            return False
+        without_sign, infinity, published = self._nan
+        magnitudes = bits & without_sign
+        if magnitudes.max() <= infinity:
+            return False
+        bits[magnitudes > infinity] = published
+        return True
+
+    def _replace(self, start: int, new: Array) -> int:
+        """Publish ``new`` bits of the block at ``start``; return how many have changed."""
+        bits, marks = self._bits[start : start + len(new)], self._marks[start : start + len(new)]
+        mark = len(self._changes)
+        differs = np.not_equal(bits, new, out=_scratch(torch.bool).numpy()[: len(new)])
+        count = int(np.count_nonzero(differs))
+        if count * (bits.itemsize + 5) >= len(bits) * (bits.itemsize + 1):  # all take less than some with positions
+            if self._make_canonical(new):
+                count = int(np.count_nonzero(np.not_equal(bits, new, out=differs)))
+            if count:
+                self._replaced.append(_Replaced(start, None, bits.copy(), marks.copy()))
+                bits[:] = new
+                # This mark is the highest. Where each second element differs, copyto(where=) takes ten times as long.
+                np.maximum(marks, differs.view(np.uint8) * np.uint8(mark), out=marks)
+            return count
+        positions = np.flatnonzero(differs) if count else np.empty(0, np.int64)
+        chosen = new.take(positions)
+        if self._make_canonical(chosen):  # what is published is canonical, so each NaN that is not is among these
+            really = chosen != bits.take(positions)
+            positions, chosen = positions[really], chosen[really]
+        if len(positions):
+            few = positions.astype(np.uint32)
+            self._replaced.append(_Replaced(start, few, bits.take(positions), marks.take(positions)))
+            bits[positions] = chosen
+            marks[positions] = mark
+        return len(positions)
+
+    def _renew_marks(self) -> None:
+        if len(self._changes) < _MARKS:
+            return
+        for start in range(0, self.size, BLOCK):
+            marks = self._marks[start : start + BLOCK]
+            np.maximum(marks, _FORGOTTEN, out=marks)
+            np.subtract(marks, _FORGOTTEN, out=marks)
+        del self._changes[:_FORGOTTEN]
+
+    def _bits_at(self, at: int) -> Array:
+        if at == self.newest or not self._replaced:
+            return self._bits
+        return self._with([(each, each.bits) for each in self._replaced], self._bits)
+
+    @staticmethod
+    def _with(replaced: list[tuple[_Replaced, Array]], now: Array) -> Array:
+        """Return a copy of ``now`` with what was replaced."""
+        before: Array = now.copy()
+        for (start, positions, *_), old in replaced:
+            before[start : start + BLOCK][slice(None) if positions is None else positions] = old
+        return before
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A version that is not whole here: ``missing`` has the segments that it lacks, with their rounds."""
+
+    number: int
+    label: str
+    missing: dict[int, int]
+
+
+class Publishing:
+    """See the module.
+
+    Attributes:
+        lineage: of the versions.
+        pending: the versions that are not whole here, oldest first. Look here before anything else: it is empty at most
+            times, and always where nothing is published.
+        whole: the labels of the last two whole versions, by number.
+        made: how many versions have become whole here.
+    """
+
+    def __init__(self, store: int, buckets: Buckets, recording: Recording) -> None:
+        self.lineage = UNKNOWN
+        self.pending: list[_Pending] = []
+        self.whole: dict[int, str] = {}
+        self.made = 0
+        self._store = store
+        self._buckets = buckets
+        self._recording = recording
+        self._last = 0  # the number of the last version that was asked for
+        self._values: dict[int, list[PublishedValues]] = {}  # by segment, of each of its pieces
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest whole version; 0 if there is none."""
+        return max(self.whole, default=0)
+
+    def begin(self, message: wire.Publish) -> None:
+        """Make a version: now of what has reached its round, of the rest later."""
+        if message.number <= self._last or self.lineage not in (UNKNOWN, message.lineage):
+            raise UsageError(f"version {message.number} of store {self._store} cannot follow version {self._last}")
+        new: dict[int, list[PublishedValues]] = {}
+        for number in message.ids:
+            bucket, place = self._buckets.find(number)
+            dtype = self._published_as(number, bucket.segments.keys[place], bucket.dtype, message.rounded)
+            if number not in self._values:
+                new[number] = self._new(bucket.sizes[place], bucket.dtype, dtype)
+        # Recorded before the versions of its buckets are, and they are as on the standby now.
+        if self._recording.on:
+            self._recording.note(message)
+        self._values |= new
+        self.lineage, self._last = message.lineage, message.number
+        missing = dict(zip(message.ids, message.clocks, strict=True))
+        self.pending.append(_Pending(message.number, message.label, missing))
+        self.reached(self._buckets.of(message.ids))
+
+    def reached(self, buckets: Iterable[Bucket] | None = None) -> None:
+        """Make the versions that ``buckets`` have reached the rounds of; of all buckets by default.
+
+        To be called after each update of a bucket, and before: a server that takes over may have a round of its primary
+        without the version.
+        """
+        for bucket in self._buckets.all() if buckets is None else buckets:
+            now = not isinstance(bucket.rounds, Rounds)
+            for pending in list(self.pending):
+                due = [
+                    number
+                    for number in bucket.ids
+                    if number in pending.missing and (now or pending.missing[number] <= bucket.version)
+                ]
+                if due:
+                    self._make(pending, due)
+        self._settle()
+
+    def follow(self, message: wire.VersionMade) -> None:
+        """Make, as a primary has, a version of segments; those that are made already are as they should be."""
+        for pending in list(self.pending):
+            if pending.number == message.number:
+                self._make(pending, [number for number in message.ids if number in pending.missing])
+        self._settle()
+
+    def _make(self, pending: _Pending, ids: Sequence[int]) -> None:
+        if self._buckets.doubt_of(ids) is not None:  # half updated: there is no such version, and no later one either
+            self.pending.remove(pending)
+            return
+        for number in ids:
+            flat = self._buckets.value(number).reshape(-1)
+            for (start, stop), values in zip(pieces(flat.numel()), self._values[number], strict=True):
+                values.publish(flat[start:stop], pending.number)
+            del pending.missing[number]
+        if self._recording.on:
+            self._recording.note(wire.VersionMade(self._store, pending.number, list(ids)))
+
+    def _settle(self) -> None:
+        while self.pending and not self.pending[0].missing:
+            done = self.pending.pop(0)
+            self.whole[done.number] = done.label
+            self.made += 1
+            for old in sorted(self.whole)[:-2]:
+                del self.whole[old]
+
+    def _published_as(self, number: int, key: Key, source: str, dtype: str | None) -> str:
+        known = self._values.get(number)
+        wanted = source if dtype is None or source not in WIDE else dtype
+        if known is None:
+            return wanted
+        if known and dtype is not None and known[0].dtype != wanted:
+            raise UsageError(f"key {key!r} is published as {known[0].dtype}, and cannot be published as {wanted}")
+        return known[0].dtype if known else wanted
+
+    # ---- for a new standby
+
+    def snapshot(self) -> Iterator[wire.Message]:
+        """Return the records of all versions. Of each piece only the newest is in them."""
+        for number, values in self._values.items():
+            for place, piece in enumerate(values):
+                tensors, plain = piece.state()
+                buffers: list[wire.Buffer] = [tensors[name].numpy().tobytes() for name in ("bits", "marks")]
+                versions: list[int] = plain["changes"]  # type: ignore[assignment]
+                newest = piece.newest or 0
+                yield wire.PublishedState(self._store, number, place, piece.dtype, newest, versions, buffers)
+        for number, label in sorted(self.whole.items()):
+            yield wire.VersionState(self._store, self.lineage, number, label, [], [])
+        for each in self.pending:
+            ids, clocks = list(each.missing), list(each.missing.values())
+            yield wire.VersionState(self._store, self.lineage, each.number, each.label, ids, clocks)
+
+    def restore(self, message: wire.VersionState | wire.PublishedState) -> None:
+        if isinstance(message, wire.VersionState):
+            self.lineage, self._last = message.lineage, message.number
+            if message.ids:
+                missing = dict(zip(message.ids, message.clocks, strict=True))
+                self.pending.append(_Pending(message.number, message.label, missing))
+            else:
+                self.whole[message.number] = message.label
+            return
+        bucket, place = self._buckets.find(message.id)
+        made = self._values.setdefault(message.id, self._new(bucket.sizes[place], bucket.dtype, message.dtype))
+        if len(message.buffers) != 2 or message.place >= len(made):
+            raise ValueError(f"piece {message.place} of {len(made)}, with {len(message.buffers)} buffers")
+        bits, marks = (torch.from_numpy(np.frombuffer(each, np.uint8).copy()) for each in message.buffers)
+        if message.newest:
+            plain = {"newest": message.newest, "changes": list(message.versions)}
+            made[message.place].restore({"bits": bits, "marks": marks}, plain)
+
+    @staticmethod
+    def _new(size: int, source: str, dtype: str) -> list[PublishedValues]:
+        return [PublishedValues(stop - start, source, dtype) for start, stop in pieces(size)]
+
+    # ---- what readers get
+
+    def pieces_of(self, ids: Sequence[int]) -> list[PublishedValues]:
+        """Return what is published of segments ``ids``, in order.
+
+        Raises:
+            KeyNotInitialized: one of them is in no version.
+        """
+        for number in ids:
+            if number not in self._values:
+                key = self._buckets.segment(number).key
+                raise KeyNotInitialized(f"key {key!r} is in no version that was published")
+        return [values for number in ids for values in self._values[number]]
+
+    def changes(self, values: PublishedValues, held: int, number: int) -> tuple[int, list[wire.Buffer]] | None:
+        """Return the checksum of a piece in version ``number``, and what makes it of version ``held``, 0 for nothing.
+
+        None: that version of it is gone.
+        """
+        newest, previous = values.newest, values.previous
+        # A version has the newest values up to then: its own, unless the piece was published again since.
+        at = newest if newest is None or number >= newest else previous
+        if newest is None or at is None or number < at:
+            return None
+        total = values.checksum(at)
+        changes = values.changes(min(held, newest) or None, at)
+        return None if total is None or changes is None else (total, changes)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes of memory published values take."""
+        return sum(each.nbytes for values in self._values.values() for each in values)

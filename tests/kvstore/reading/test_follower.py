@@ -1,0 +1,175 @@
+"""Followers of jobs in this process: what the program's arrays become, and what is refused."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from reading_job import job_with_readers, reader_of
+
+from kvstore.client import DistStore
+from kvstore.errors import DeadlineExceeded, KeyNotInitialized, Mismatch, UsageError, WireError
+from kvstore.lineage import UNKNOWN
+from kvstore.member.session import Session
+from kvstore.reading.follower import PublishedCopy
+from kvstore.reading.held import ReadSegment
+from kvstore.wire import VersionRead
+
+SIZE = 3000  # elements, so that each server has a part
+
+
+def bytes_of(values: torch.Tensor) -> bytes:
+    return values.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def test_arrays_become_each_version_whole() -> None:
+    changed: list[list[str]] = []
+
+    def work(store: DistStore) -> None:
+        store.set_optimizer("sgd", learning_rate=0.5)
+        store.init(["w", "b", "later"], [torch.randn(SIZE), torch.zeros(4, 2), torch.zeros(3)])
+        sparse = torch.zeros(SIZE)
+        sparse[::50] = 1.0
+        if store.rank:
+            for _ in range(4):
+                store.pushpull(["w", "b"], [sparse, torch.ones(4, 2)])
+                store.publish(["w", "b"], dtype="bfloat16")
+            return
+        half, full = torch.zeros(SIZE, dtype=torch.bfloat16), torch.zeros(SIZE)
+        strided, wide = torch.zeros(2, 4).t(), np.zeros((4, 2), np.float64)
+        with reader_of(job) as reader:
+            model = reader.follow({"module.w": half, "b": strided}, {"module.w": "w"}, on_update=changed.append)
+            converted = reader.follow({"w": full})
+            again = reader.follow({"b": wide, "later": torch.ones(3)}, strict=False)
+            assert not model.update()
+            with pytest.raises(DeadlineExceeded, match="no version after 0"):
+                model.wait_newer(0.3)
+            for step in range(4):
+                w, b = torch.empty(SIZE), torch.empty(4, 2)
+                store.pushpull(["w", "b"], [sparse, torch.ones(4, 2)], out=[w, b])
+                number = store.publish(["w", "b"], label=f"step {step}", dtype=torch.bfloat16)
+                assert (model.wait_newer(), model.version, model.label) == (number, number, f"step {step}")
+                assert bytes_of(half) == bytes_of(w.to(torch.bfloat16))
+                assert converted.update()
+                assert torch.equal(full, half.float())
+                assert torch.equal(strided, b.to(torch.bfloat16).float())
+                assert step % 2 or again.update()  # it leaves versions out
+            assert wide.tolist() == (b + 1.0).to(torch.bfloat16).tolist()
+            assert not model.update()
+            assert changed == [["module.w", "b"]] * 4
+            with pytest.raises(KeyNotInitialized, match="'later' is not published"):
+                reader.follow({"w": half, "later": torch.zeros(3)}).update()
+            with pytest.raises(KeyNotInitialized, match="'bias' is not published"):
+                reader.follow({"bias": half}, strict=True, names={}).wait_newer(5.0)
+            with pytest.raises(Mismatch, match=r"shape \(3,\), and key 'w' has \(3000,\)"):
+                reader.follow({"w": torch.zeros(3)}).update()
+
+    with job_with_readers(workers=2) as job:
+        job.run(work)
+
+
+def test_a_follower_may_be_there_before_the_store_and_its_keys() -> None:
+    def work(session: Session) -> None:
+        with reader_of(job) as reader:
+            model = reader.follow({"w": torch.zeros(3)})
+            assert not model.update()
+            store = DistStore(session)
+            assert not model.update()
+            store.init("w", torch.ones(3))
+            assert not model.update()
+            assert store.publish() == model.wait_newer() == 1
+
+    with job_with_readers(workers=1) as job:
+        job.run_sessions(work)
+
+
+def test_versions_of_a_store_whose_every_push_is_an_update() -> None:
+    def work(store: DistStore) -> None:
+        store.set_optimizer("sgd", learning_rate=1.0)
+        store.init("w", torch.zeros(SIZE))
+        if store.rank:
+            return
+        out = torch.ones(SIZE)
+        with reader_of(job) as reader:
+            model = reader.follow({"w": out})
+            for number in (1, 2):
+                store.push("w", -torch.ones(SIZE))
+                assert store.publish() == model.wait_newer() == number
+                assert out.tolist() == [number] * SIZE
+
+    with job_with_readers(workers=2) as job:
+        job.run(work, mode="async")
+
+
+def test_a_job_publishes_every_few_rounds_and_weights_that_are_elsewhere() -> None:
+    over = threading.Barrier(2)
+
+    def work(store: DistStore) -> None:
+        store.set_optimizer("sgd", learning_rate=1.0)
+        store.init("w", torch.zeros(SIZE))
+        for _ in range(5):
+            store.pushpull("w", -torch.ones(SIZE))
+        if store.rank == 0:
+            out = np.zeros(SIZE, np.float32)
+            with reader_of(job) as reader:
+                model = reader.follow({"w": out})
+                assert (model.wait_newer(), model.label, out[0]) == (2, "round 4", 8.0)
+        over.wait()
+
+    with job_with_readers(workers=2, publish_every=2) as job:
+        job.run(work)
+
+
+def test_a_state_is_published_by_worker_0_alone() -> None:
+    def work(store: DistStore) -> None:
+        module = torch.nn.Sequential(torch.nn.Linear(70, 50), torch.nn.BatchNorm1d(50))
+        if store.rank:
+            return
+        follows = torch.nn.Sequential(torch.nn.Linear(70, 50), torch.nn.BatchNorm1d(50))
+        with reader_of(job) as reader:
+            model = reader.follow(follows.state_dict())
+            for number in (1, 2, 3):
+                assert store.publish_state(module.state_dict()) == model.wait_newer() == number
+                for mine, theirs in zip(follows.state_dict().values(), module.state_dict().values(), strict=True):
+                    assert torch.equal(mine, theirs)
+                with torch.no_grad():
+                    module[0].weight[3] += 1
+                    module[1].num_batches_tracked += 1
+        with pytest.raises(UsageError, match=r"lacks '0\.bias'"):
+            store.publish_state({name: each for name, each in module.state_dict().items() if name != "0.bias"})
+        with pytest.raises(UsageError, match="is published as float32"):
+            store.publish(["0.bias"], dtype=torch.bfloat16)
+
+    with job_with_readers(workers=2) as job:
+        job.run(work)
+
+
+def copy_of() -> PublishedCopy:
+    return PublishedCopy({"w": (4, [ReadSegment(7, 0, 0, 4)])})
+
+
+def answer(**other: Any) -> VersionRead:
+    fields: dict[str, Any] = {"lineage": 1 << 60, "number": 3, "label": "", "dtypes": ["float32"], "sums": [1]}
+    return VersionRead(1, **{**fields, "counts": [0], "lengths": [], **other})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {},  # nothing has changed since nothing
+        {"counts": [1], "lengths": [16], "buffers": [bytes(16)]},  # no encoding
+        {"counts": [1], "lengths": [99], "buffers": [bytes(16)]},
+        {"dtypes": ["float32"] * 2, "sums": [1, 1], "counts": [0, 0]},  # more than was asked for
+    ],
+    ids=["nothing", "no encoding", "lengths", "too many"],
+)
+def test_an_answer_that_cannot_be_is_refused_and_the_piece_counts_as_not_there(other: dict[str, Any]) -> None:
+    copy = copy_of()
+    (ask,) = copy.asks(True)
+    with pytest.raises(WireError):
+        copy.take(ask, answer(**other))
+    assert copy.arrays["w"].held == [0]
+    assert copy.lineage in (UNKNOWN, 1 << 60)
