@@ -67,6 +67,12 @@ TARGETS: Sequence[Target] = (
     Target("rows-many", "kvstore", "45 ms", 1.0),
     Target("rows-tables", "26 tables", "one table", 1.5),
     Target("rows-dlrm", "kvstore", "ddp", 1 / 3),
+    *(
+        Target(f"rows-fresh{kind}", row, peer, factor)
+        for kind in ("", "-async")
+        for row in ("kvstore", "growing")
+        for peer, factor in (("mxnet", 1 / 4), ("rows that were there", 1.3))
+    ),
     # The same step with two processes and alone: the shorter one has the higher efficiency.
     Target("train-resnet8", "kvstore", "ddp", 1.0),
     Target("train-resnet18", "kvstore", "ddp", 1.0),

@@ -90,6 +90,7 @@ class ShardMember(ServingMember):
 
     def _handling(self, handle: Handle) -> Handle:
         self._service.timed = self._shard.times
+        self._service.grown = self._shard.grown
         return injecting(handle, self._faults, lambda: self._shard.rounds)
 
     def _leave(self, error: str | None) -> None:

@@ -16,6 +16,7 @@ from servers.requests.replies import Outbox
 from servers.requests.request_tracer import RequestTracer
 
 if TYPE_CHECKING:
+    from kvstore.rows.slab_space import GrownTables
     from servers.reading.pace import ReaderPace
     from servers.store.lateness import ArrivalTimes
 
@@ -34,6 +35,7 @@ class Service:
     Attributes:
         now: when the message came that is being handled, by ``clock``.
         timed: is told when each message came, as its ``now``; None tells nobody.
+        grown: tables that have work done for them while no message comes.
         busy_s: the seconds in which messages have been handled, and their answers sent.
         received, sent: bytes of what messages carry, their headers apart.
         tracer: notes what is handled, for the job's trace; None notes nothing.
@@ -55,6 +57,7 @@ class Service:
         self._stopped = False
         self.tracer: RequestTracer | None = None
         self.timed: ArrivalTimes | None = None
+        self.grown: GrownTables | None = None
         self._drops = Drops(log)
 
     def run(
@@ -75,12 +78,15 @@ class Service:
             take: is given each message first, in frames; returns what to send, or None to leave it to ``handle``.
             between: what is done when no message waits; in a flood of messages, it waits ``PATIENCE_S`` for that.
         """
-        due = now = self._clock()
+        due = heard = now = self._clock()
         while not self._stopped:
             wished = soon()
             spare = None if between is None else between.due()
             until = due if wished is None else min(due, wished)
-            received = self._transport.recv(max(0.0, (until if spare is None else min(until, spare)) - now))
+            wait = max(0.0, (until if spare is None else min(until, spare)) - now)
+            if self.grown:
+                wait = min(wait, max(0.0, heard + self.grown.patience_s - now))
+            received = self._transport.recv(wait)
             came = received is not None
             self.now = self._clock()
             if received is not None:
@@ -94,10 +100,13 @@ class Service:
                 if len(received[1]) > 1:  # counted when the answer has left; no loop variable, which would hold memory
                     self.received += sum(map(len, received[1][1:]))
                 del received  # its sender waits for the memory
+            elif self.grown and self.now >= heard + self.grown.patience_s:
+                self.grown.work()
             while not self._posted.empty():
                 self._send(self._posted.get()())
             now = self._clock()
             self.busy_s += now - self.now
+            heard = now if came else heard
             ticks = now >= due + (self._interval_s if came else 0.0)
             if ticks:
                 due = now + self._interval_s

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvstore import wire
 from kvstore.errors import CheckpointError, UsageError, WeightsInDoubt, WireError
+from kvstore.rows.slab_space import GrownTables
 from kvstore.sealed_folders import FileRecord
 from kvstore.tracer import Tracer
 from kvstore.transport.memory import Heap, Memory
@@ -86,6 +87,11 @@ class Shard:
     @property
     def stores(self) -> Mapping[int, ServedStore]:
         return self._stores.open
+
+    @property
+    def grown(self) -> GrownTables:
+        """Tables that work is to be done for while no message waits."""
+        return self._stores.grown
 
     @property
     def rounds(self) -> int:

@@ -15,6 +15,8 @@ from benchmarks.session import Case, Session
 
 ROUNDS = 20
 MANY = 100_000  # ids, of which 95,200 are different
+FRESH = {"": "dist_sync", "-async": "dist_async"}
+THERE = "rows that were there"
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,15 @@ class RowWork:
     Attributes:
         batch: how many random ids a round has.
         tables: among which 1 M rows of 64 float32 are divided.
+        fresh: whether the rows of each round come for the first time. MXNet's are all there from the start.
+        grows: whether the tables grow.
         optimizer, kind, workers, servers, rounds: see ``Work``.
     """
 
     batch: int = 8192
     tables: int = 1
+    fresh: bool = False
+    grows: bool = False
     optimizer: str = "sgd"
     kind: str = "dist_sync"
     workers: int = 2
@@ -53,7 +59,9 @@ class OurRows:
         """See ``Contender``."""
         with scratch() as folder:
             path = folder / "report"
-            words = [*self.work.words, "--tables", str(self.work.tables), "--report", str(path)]
+            work = self.work
+            kind = [*["--fresh"] * work.fresh, *["--grows"] * work.grows, "--tables", str(work.tables)]
+            words = [*work.words, *kind, "--report", str(path)]
             command = [sys.executable, "-m", "benchmarks.programs.rows", *words]
             return {self.name: run([launched(self.work.workers, self.work.servers, command, {})], path)["times"]}
 
@@ -112,6 +120,20 @@ def rows(session: Session) -> None:
         session.measure(case)
 
 
+def _fresh(name: str, size: str, there: RowWork, mxnet: Sequence[Contender]) -> Case:
+    work = replace(there, fresh=True)
+    contenders = [
+        OurRows(work),
+        OurRows(replace(work, tables=26), "26 tables"),
+        OurRows(replace(work, grows=True), "growing"),
+        OurRows(replace(work, grows=True, tables=26), "26 growing"),
+        OurRows(there, THERE),
+        OurRows(replace(there, grows=True, tables=26), f"{THERE}, 26 growing"),
+        *mxnet,
+    ]
+    return Case(name, f"{size} that come for the first time, SGD, {there.kind}", contenders, [THERE])
+
+
 def cases(session: Session) -> Sequence[Case]:
     """Return what is measured. The limits are of two cores."""
     options, peers = session.options, session.peers
@@ -134,6 +156,7 @@ def cases(session: Session) -> Sequence[Case]:
             [OurRows(replace(work, tables=26), "26 tables"), OurRows(work, "one table")],
             ["one table"],
         ),
+        *(_fresh(f"rows-fresh{name}", size, of_kind[kind], mxnet[kind]) for name, kind in FRESH.items()),
         Case(
             "rows-dlrm",
             "A training step of DLRM, 26 tables of 40,000 rows of 16, batch 2,048, 2 workers, 2 servers",

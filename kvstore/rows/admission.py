@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from kvstore.errors import UsageError
-from kvstore.rows.ids import Hashes, Ids, mix, mixed
+from kvstore.rows.ids import Hashes, Ids, mix, mixed, seed_of
 from kvstore.rows.index import SlotIndex
 from kvstore.rows.slabs import Array, Slab
 from kvstore.table import Capacity, MinCount, Probability, Table, Unseen
@@ -266,8 +266,11 @@ _MEAN = 2 * 65535
 _DEVIATION = math.sqrt((65536**2 - 1) / 3)
 
 
-def write_beginnings(table: Table, ids: Ids, out: Array) -> None:
-    """Write into ``out``, of shape (n, width), how the rows of ``ids`` begin."""
+def write_beginnings(table: Table, ids: Ids, out: Array, seeds: Hashes | None = None) -> None:
+    """Write into ``out``, of shape (n, width), how the rows of ``ids`` begin.
+
+    ``seeds`` has for each id the ``seed_of`` its table; None for the same one.
+    """
     if table.init in ("zeros", "constant"):
         out[:] = 0 if table.init == "zeros" else table.scale
         return
@@ -275,8 +278,9 @@ def write_beginnings(table: Table, ids: Ids, out: Array) -> None:
     columns = np.arange(1, table.width + 1, dtype=np.uint64)
     columns *= np.uint64(0x9E3779B97F4A7C15)
     for start in range(0, len(ids), count):
-        hashes = mixed(ids[start : start + count], table.seed)
-        hashes = mix(hashes[:, None] + columns)
+        hashes = ids[start : start + count].astype(np.uint64)
+        hashes += seed_of(table.seed) if seeds is None else seeds[start : start + count]
+        hashes = mix(mix(hashes)[:, None] + columns)
         values = _uniform(hashes) if table.init == "uniform" else _normal(hashes)
         values *= table.scale
         out[start : start + count] = values

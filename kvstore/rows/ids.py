@@ -157,8 +157,14 @@ def mixed(ids: Ids, seed: int = 0) -> Hashes:
     Source: Steele, Lea and Flood, Fast splittable pseudorandom number generators (OOPSLA 2014).
     """
     x = ids.astype(np.uint64)  # a copy, which is changed in place
-    x += np.uint64((seed * 0xD1342543DE82EF95 + 0x9E3779B97F4A7C15) % 2**64)
+    x += seed_of(seed)
     return mix(x)
+
+
+def seed_of(seed: int) -> np.uint64:
+    """Return what is added to ids before they are mixed."""
+    added: np.uint64 = np.uint64((seed * 0xD1342543DE82EF95 + 0x9E3779B97F4A7C15) % 2**64)
+    return added
 
 
 def mix(x: Hashes) -> Hashes:

@@ -14,7 +14,8 @@ from kvstore.lineage import Version, next_lineage
 from kvstore.optim.updater import OWN, RowHyperparameters, RowUpdater
 from kvstore.rows.admission import write_beginnings
 from kvstore.rows.frozen_rows import SEEN, FrozenRows, Page
-from kvstore.rows.ids import Ids
+from kvstore.rows.ids import Hashes, Ids
+from kvstore.rows.index import SlotIndex
 from kvstore.rows.slabs import Array, Slots, gather, scatter
 from kvstore.rows.stripe import COUNT, DENSE, STATE, PartSpec, TableStripe
 from kvstore.rows.sums import Room, RowBatch
@@ -70,14 +71,12 @@ class RowTable(TableStripe):
         """Write to ``out``, at ``positions``, what is pulled of ``ids``, which have no rows."""
         if self.table.admit is not None:
             out[positions] = 0
-        elif len(positions):
-            begun = np.empty((len(positions), self.table.width), self._rows.dtype)
-            write_beginnings(self.table, ids, begun)
-            scatter(out, positions, begun)
+        else:
+            self.write_new(ids, out, positions)
 
     def read(self, slots: Slots, rows: Array, states: Mapping[str, Array]) -> None:
         """Write copies of the rows in ``slots``, and of their states, to these arrays, which are contiguous."""
-        if len(slots):
+        if len(slots) and len(self):
             gather(self._rows.items, slots, rows)
             for name, value in states.items():
                 gather(self._states[name].items, slots, value)
@@ -106,25 +105,26 @@ class RowTable(TableStripe):
             return self._update_all(ids, sums, updater, hyper)
         return update_each([self], RowBatch(ids, sums, [0, len(ids)]), updater, hyper, keep)[0]
 
-    def update_there(
+    def update_part(
         self, ids: Ids, grads: Array, room: Room, updater: RowUpdater, hyper: RowHyperparameters
     ) -> Array | None:
-        """Do what ``kvstore.rows.updates.update_there`` does with what one worker has pushed to one table.
+        """Do what ``kvstore.rows.updates.update_parts`` does with what one worker has pushed to one table.
 
         The other way takes 25 us more, a seventh of what a server does for a push of 64 rows.
         """
         if self.table.evict or not updater.lazy:
             return None
         slots = self._slots.find(ids)
-        if not self._slots.full and len(slots) and slots.min() < 0:
+        new = np.flatnonzero(slots < 0) if len(slots) and slots.min() < 0 else _NO_SLOTS
+        if len(new) and self.table.admit is not None:
             return None
         rows = room(grads.shape, grads.dtype)
         states = updater.empty_states(len(rows)) if updater.states else {}
-        self.read(slots, rows, states)
+        self.gather(PendingUpdate(ids, slots, new), rows, states)
         tensors = {name: torch.from_numpy(value) for name, value in states.items()}
         updater.step(self.steps + 1, torch.from_numpy(rows), tensor_of(grads), tensors, hyper, keep=True)
-        self.stepped((slots,))
-        self.write(slots, rows, states)
+        self.stepped()
+        self.write(self._claim(ids, slots, new), rows, states)
         return rows
 
     def begin(self, ids: Ids, found: Slots | None = None) -> PendingUpdate:
@@ -155,11 +155,18 @@ class RowTable(TableStripe):
         if len(new) < len(slots):
             self.read(np.maximum(slots, 0) if len(new) else slots, rows, states)
         if len(new):
-            begun = np.empty((len(new), self.table.width), self._rows.dtype)
-            write_beginnings(self.table, pending.ids[new], begun)
-            scatter(rows, new, begun)
+            self.write_new(pending.ids[new], rows, new)
             for name, columns in self._columns.items():
                 states[name][new] = columns.initial
+
+    def write_new(self, ids: Ids, out: Array, positions: Slots, seeds: Hashes | None = None) -> None:
+        """Write to ``out``, at ``positions``, which rise, how the rows of ``ids`` begin; see ``write_beginnings``."""
+        if len(positions) == len(out):
+            write_beginnings(self.table, ids, out, seeds)
+        elif len(positions):
+            begun = np.empty((len(positions), self.table.width), self._rows.dtype)
+            write_beginnings(self.table, ids, begun, seeds)
+            scatter(out, positions, begun)
 
     def finish(self, pending: PendingUpdate, rows: Array, states: Mapping[str, Array], stepped: bool = False) -> Ids:
         """End an update: take the new rows and states; return what ``update`` does.
@@ -174,20 +181,14 @@ class RowTable(TableStripe):
         self._count(slots, pending.new)
         return self._evict_after(pending.ids)
 
-    def stepped(self, parts: Sequence[Slots]) -> None:
-        """Begin to end an update of rows that are all there, made by an optimizer, of a table whose rows do not go.
+    def stepped(self) -> None:
+        """Begin to end an update made by an optimizer, of a table whose rows do not go.
 
-        ``write`` is to follow for each of ``parts``, which are the slots of its rows; they may be missing where the
-        table is not ``frozen``.
+        New ids get slots, the table may ``keep`` the slots of all rows, and ``write`` follows.
         """
         self.steps += 1
-        self.version += (
-            1  # first: a failure from here on leaves another version, which tells that rows may have changed
-        )
-        self._updated()
-        if self._frozen:
-            for slots in parts:
-                self._keep(slots)
+        # first: a failure from here on leaves another version, which tells that rows may have changed
+        self.version += 1
 
     def write(self, slots: Slots, rows: Array, states: Mapping[str, Array]) -> None:
         """Replace rows, and their states; see ``stepped``."""
@@ -317,10 +318,10 @@ class RowTable(TableStripe):
 
     def _update_all(self, ids: Ids, sums: Array, updater: RowUpdater, hyper: RowHyperparameters) -> Ids:
         """Update all rows of a table that has a shape; those that are not in ``ids`` have zero gradients."""
-        if self.table.rows is None:
+        if isinstance(self._slots, SlotIndex):
             raise UsageError(f"{self.table} grows: only rows that are pushed can be updated (lazy_update=True)")
-        self._make_all()
-        at = ids // self.stripes
+        self._make_all(self._slots)
+        at = self._slots.find(ids)
         order = np.argsort(at)
         at = at[order]
         count = max(1, DENSE // self.table.width)
@@ -338,7 +339,7 @@ class RowTable(TableStripe):
         self.version += 1
         self.steps += 1
         self._seen.items[:top] = self.version + 1
-        return self._slots.ids_of(np.arange(top))
+        return np.arange(self.stripe, self.table.rows, self.stripes)
 
 
 def update_each(

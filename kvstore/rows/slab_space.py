@@ -6,138 +6,78 @@ memory, which costs nothing until it is written.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
+import time
+import weakref
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from kvstore.rows.index import FixedSlots
-from kvstore.rows.slabs import HUGE, PAGE, RESERVED, MappedMemory, Slab, Slots
+from kvstore.rows.slabs import RESERVED, Slab
 
+QUIET_S = 0.001
 SPACE = 1 << 41  # bytes of virtual memory for the rows of all tables
 _Kind: TypeAlias = "tuple[str, int | None, np.dtype[Any]]"
 
 
-# When and where rows of a table with a shape are put into huge pages. Pure, but for what it asks the system for.
-#
-# Random rows are gathered and scattered in four fifths of the time if they lie in huge pages. But such a page takes
-# all its memory at once. So the system is asked for one where half of the small pages that it replaces have a row
-# that is made: then the memory at most doubles. As rows come at random, that is long before half of them are made.
-#
-# Slabs of several tables can lie in one array. Then all that lies in a page counts, whosever it is.
-LOOKED = 1 << 17  # rows that are looked at with an update, whether they are made: some 50 us
-# One page is collapsed in so many updates. That takes 0.5 ms, or 5 ms in a virtual machine that gives free memory back
-# to its host. DLRM's 26 tables have all of their pages when a trainer has warmed up.
-EVERY = 5
+class GrownTables:
+    """Tables to which rows have come. Whoever has time has memory for the next ones: the system takes long for it.
 
+    A page of 4 KB that is new costs 0.3 us; 3 to 25 in a virtual machine that gets it from its host.
 
-class PageQueue:
-    """Huge pages that have been asked for, but whose small ones are there: they are collapsed one after the other.
-
-    Tables of one space have one queue, for they are updated in the same rounds.
+    Args:
+        clock: in seconds of this thread: in those of others, it waits for a core.
     """
 
-    def __init__(self) -> None:
-        self._waiting: deque[tuple[MappedMemory, int]] = deque()
-        self._updates = 0
+    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
+        # Weak: tables refer to this, and the memory of a closed store must not wait for the collector of cycles.
+        self._touched: dict[weakref.ref[Any], None] = {}
+        self._collapsed: dict[weakref.ref[Any], None] = {}
+        self._took = 0.0
+        self._clock = clock
 
-    def __len__(self) -> int:
-        return len(self._waiting)
+    def __bool__(self) -> bool:
+        return bool(self._touched or self._collapsed)
 
-    def add(self, memory: MappedMemory, number: int) -> None:
-        self._waiting.append((memory, number))
+    @property
+    def patience_s(self) -> float:
+        """For how long no message should have come before ``work``.
 
-    def updated(self) -> None:
-        """Collapse a page if it is time for one; called with each update of each table."""
-        if self._waiting:
-            self._updates += 1
-            if self._updates % EVERY == 0:
-                memory, number = self._waiting.popleft()
-                memory.collapse(number)
-
-
-class HugePages:
-    """Those of one table."""
-
-    def __init__(self, slots: FixedSlots, queue: PageQueue) -> None:
-        self._slots, self._queue = slots, queue
-        self._slabs: tuple[Slab, ...] = ()
-        self._due = 1
-        self._rest: Iterator[int] | None = None
-
-    def begin(self, slabs: Iterable[Slab]) -> None:
-        self._slabs, self._due, self._rest = tuple(slabs), 1, None
-
-    def updated(self) -> None:
-        """Go on; called with each update.
-
-        All pages are looked at, a few with each update, when a quarter more rows are made than the last time.
+        Right after an answer, workers need the cores. A huge page is made after as long as it takes: so the next
+        message waits at most as long as there has been nothing to do.
         """
-        self._queue.updated()
-        if self._rest is None:
-            count = len(self._slots)
-            if count < self._due:
-                return
-            self._due = max(count + 1, min(self._slots.top, count + count // 4))
-            self._rest = self._look(0, self._slots.top)
-        looked = 0
-        for rows in self._rest:
-            looked += rows
-            if looked >= LOOKED:
-                return
-        self._rest = None
+        return QUIET_S if self._touched else max(QUIET_S, self._took)
 
-    def made(self, slots: Slots) -> None:
-        """Ask at once for the pages of rows that are made now, and written next, if they are many and lie dense."""
-        start, stop = int(slots.min()), int(slots.max()) + 1
-        if stop - start <= 2 * len(slots) and (stop - start) * self._slabs[0].item_bytes >= HUGE // 2:
-            for _ in self._look(start, stop):
-                pass
+    def add(self, table: Any, collapses: bool) -> None:
+        """Have memory touched ahead for ``table``, a ``TableStripe``, and huge pages made if it ``collapses``."""
+        self._touched[weakref.ref(table)] = None
+        if collapses:
+            self._collapsed[weakref.ref(table)] = None
 
-    def _look(self, start: int, stop: int) -> Iterator[int]:
-        """Ask for pages that have items ``start`` to ``stop`` of the slabs; yield after each of how many rows it is."""
-        alike: dict[tuple[int, int, bool], list[Slab]] = {}
-        for slab in self._slabs:
-            alike.setdefault((slab.item_bytes, slab.first, slab.whole is slab.items), []).append(slab)
-        for slabs in alike.values():
-            for number in slabs[0].huge_pages(start, stop):
-                waiting = [slab.memory for slab in slabs if slab.memory is not None and not slab.memory.asked(number)]
-                if not waiting:
-                    continue
-                if self._dense(slabs[0], number):
-                    for memory in waiting:
-                        if memory.ask(number):
-                            self._queue.add(memory, number)
-                yield HUGE // slabs[0].item_bytes
-
-    def _dense(self, slab: Slab, number: int) -> bool:
-        """Return whether half of the small pages that huge page ``number`` replaces have a row that is made."""
-        made = self._slots.made
-        together = max(1, PAGE // slab.item_bytes)  # items in a small page
-        groups = max(1, HUGE // (together * slab.item_bytes))
-        first = number * HUGE // slab.item_bytes - slab.first  # of this table's, or below 0 if it is another's
-        last = first + groups * together
-        if slab.whole is slab.items or made.whole is made.items:  # the others' rows do not lie there
-            flags = made.items[max(0, first) : max(0, last)]
-        else:
-            flags = made.whole[made.first + first : made.first + last]
-        if 2 * np.count_nonzero(flags) < groups:  # that is quick to say
-            return False
-        whole = len(flags) // together * together
-        count = np.count_nonzero(flags[:whole].reshape(-1, together).any(axis=1)) + int(flags[whole:].any())
-        return bool(2 * count >= groups)
+    def work(self) -> None:
+        """Do a piece of the work: of some 10 to 100 us, or a huge page."""
+        tables = self._touched or self._collapsed
+        known = next(iter(tables))
+        table, began = known(), self._clock()
+        if table is None or not (table.touch_ahead() if tables is self._touched else table.collapse()):
+            del tables[known]
+        if tables is self._collapsed:
+            self._took = self._clock() - began
 
 
 class SlabSpace:
-    """See the module."""
+    """See the module.
 
-    def __init__(self, row_bytes: int, nbytes: int = SPACE) -> None:
+    Args:
+        grown: learns which of the tables get rows.
+    """
+
+    def __init__(self, row_bytes: int, nbytes: int = SPACE, grown: GrownTables | None = None) -> None:
         self._items = nbytes // row_bytes
         self._grown = min(RESERVED, nbytes) // row_bytes
         self._used = 0
-        self.queue = PageQueue()
         self._arrays: dict[_Kind, tuple[Slab, set[int]]] = {}
+        self.grown = GrownTables() if grown is None else grown
 
     def place(self, most: int | None) -> SlabPlace | None:
         """Return the place of a new table; None if there is no more room."""

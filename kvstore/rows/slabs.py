@@ -1,7 +1,8 @@
 """Slabs: columns of a table in memory that grows without being copied.
 
-Virtual memory is reserved once; the system adds pages as they are first written. All slabs of a table are parallel: an
-item's number, its *slot*, is the same in each. Slabs of several tables can lie in one array; see ``SlabSpace``.
+Virtual memory is reserved once; the system adds pages as they are first written, or touched ahead. All slabs of a table
+are parallel: an item's number, its *slot*, is the same in each. Slabs of several tables can lie in one array; see
+``SlabSpace``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import functools
 import mmap
 import sys
+from collections import deque
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -32,6 +34,7 @@ COLLAPSE = 25 if sys.platform == "linux" else None
 # Each stretch of huge pages makes two mappings more, of which Linux gives a process 65,530.
 STRETCHES = 256
 MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")  # whether Linux gives huge pages, as its owner wants it
+AHEAD = 64 << 10  # bytes that are touched ahead at a time: 16 pages take 10 us, or 100 in a virtual machine
 # Not to be counted against the limit of memory that the system promises. Python names it from 3.13 on; this is Linux's.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
@@ -39,52 +42,60 @@ _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" el
 class MappedMemory:
     """``nbytes`` of zeros. From half a huge page on, they begin where a huge page can begin.
 
-    Attributes:
-        huge_pages: how many huge pages they fill; the last may have room that nobody uses.
-
     Raises:
         OSError: the system does not give so much virtual memory.
     """
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self.huge_pages = -(-nbytes // HUGE) if nbytes >= HUGE // 2 else 0
-        mapped = (self.huge_pages + 1) * HUGE if self.huge_pages else max(PAGE, nbytes)
+        huge_pages = -(-nbytes // HUGE) if nbytes >= HUGE // 2 else 0
+        mapped = (huge_pages + 1) * HUGE if huge_pages else max(PAGE, nbytes)
         self._memory = mmap.mmap(-1, mapped, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
         address = np.frombuffer(self._memory, np.uint8, 1).ctypes.data
-        self._first = -address % HUGE if self.huge_pages else 0
+        self._first = -address % HUGE if huge_pages else 0
+        self._pages = huge_pages
+        self._used: dict[int, int] = {}  # bytes, by huge page, of those that are not huge ones yet
         self._asked: set[int] = set()
         self._stretches = 0
+        self._waiting: deque[int] = deque()  # huge pages that are there in small ones
 
     def array(self, dtype: np.dtype[np.generic], count: int) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
         return np.frombuffer(self._memory, dtype, count, self._first)
 
-    def advise(self, start: int, stop: int) -> None:
-        """Have huge pages from byte ``start`` to ``stop``, made at the first touch, if that is as much as one."""
-        start = start // PAGE * PAGE
-        if stop - start >= HUGE:
-            self._call(ADVICE, start, stop - start)
+    def use(self, number: int, nbytes: int) -> bool:
+        """Note that so many more bytes of huge page ``number`` are used; return whether it is to be a huge one now.
 
-    def ask(self, number: int) -> bool:
-        """Have page ``number`` be a huge one; return False if it has been asked for, or makes too many stretches."""
-        stretches = self._stretches + 1 - (number - 1 in self._asked) - (number + 1 in self._asked)
-        if number in self._asked or stretches > max(STRETCHES, self._stretches):
+        That is where half of it is used, so that memory at most doubles. Slabs of several tables can lie in one page.
+        Then all that lies there counts, whosever it is.
+        """
+        if number in self._asked or number >= self._pages:
             return False
+        self._used[number] = used = self._used.get(number, 0) + nbytes
+        stretches = self._stretches + 1 - (number - 1 in self._asked) - (number + 1 in self._asked)
+        if 2 * used < HUGE or stretches > max(STRETCHES, self._stretches):
+            return False
+        del self._used[number]
         self._asked.add(number)
+        self._waiting.append(number)
         self._stretches = stretches
         self._call(ADVICE, number * HUGE, HUGE)
         return True
 
-    def asked(self, number: int) -> bool:
-        return number in self._asked
+    def collapse(self) -> bool:
+        """Make a huge page of small ones that are there, if the system can; return whether there are more of them.
 
-    def collapse(self, number: int) -> None:
-        """Have huge page ``number`` now, if the system can: what is there of it is copied, which takes 0.5 ms.
-
-        Else Linux does that itself, but slowly: 16 MB in 10 seconds.
+        That takes 0.5 to 1 ms, or 20 in a virtual machine. Else Linux does it itself, but slowly: 16 MB in 10 seconds.
         """
-        if huge_pages_allowed():
-            self._call(COLLAPSE, number * HUGE, HUGE)
+        if self._waiting:
+            number = self._waiting.popleft()
+            if huge_pages_allowed():
+                self._call(COLLAPSE, number * HUGE, HUGE)
+        return bool(self._waiting)
+
+    def touch(self, start: int, stop: int) -> None:
+        """Have the system add the pages that begin from byte ``start`` on and before ``stop``, which are zero."""
+        first = self._first + -(-start // PAGE) * PAGE
+        np.frombuffer(self._memory, np.uint8)[first : self._first + stop : PAGE] = 0
 
     def _call(self, advice: int | None, start: int, nbytes: int) -> None:
         if advice is not None:
@@ -122,6 +133,7 @@ class Slab:
         self.first = 0
         self.items: Array = np.empty((0, *self._shape), self.dtype)
         self.whole = self.items
+        self._begin()
 
     def part(self, first: int, count: int, grows: bool) -> Slab:
         """Return a slab of ``count`` of this one's items, which are there, from ``first`` on.
@@ -133,8 +145,7 @@ class Slab:
         made = Slab(self._shape[0] if self._shape else None, self.dtype, None if grows else count)
         made.memory, made.whole, made.first = self.memory, self.whole, first
         made.items = self.whole[first : first + count]
-        if grows:
-            made.fill(HUGE // self.item_bytes, count)
+        made._begin()
         return made
 
     @classmethod
@@ -142,10 +153,10 @@ class Slab:
         """Return an empty slab of the same kind of items, of which there can be ``most``."""
         return cls(other._shape[0] if other._shape else None, other.dtype, most)
 
-    def reserve(self, count: int) -> None:
-        """See to it that there are ``count`` items; what is there keeps its values."""
+    def reserve(self, count: int) -> bool:
+        """See to it that there are ``count`` items; what is there keeps its values. Return whether they have moved."""
         if count <= len(self.items):
-            return
+            return False
         old = self.items
         if self._most is not None and count <= self._most:
             wanted = self._most
@@ -154,25 +165,54 @@ class Slab:
         self.items, self.first = self._reserved(wanted, count), 0
         self.whole = self.items
         self.items[: len(old)] = old
-        if self._most is None:  # all items are going to be used, in their order; little memory is to stay little
-            self.fill(HUGE // self.item_bytes, wanted)
+        self._begin()
+        self._touched = old.nbytes
+        return True
 
-    def fill(self, start: int, stop: int) -> None:
-        """Let the system back items ``start`` to ``stop``, most of which are used, with huge pages.
+    def _begin(self) -> None:
+        self._filled = self._touched = self.first * self.item_bytes
 
-        Random rows are gathered and scattered in four fifths of the time then. A huge page takes all its memory at the
-        first touch, so this is not for items of which few are ever used.
+    def fill(self, count: int, loaded: bool = False) -> bool:
+        """Note that the first ``count`` items, which are there, are written next.
+
+        Random rows are gathered and scattered in four fifths of the time where they lie in huge pages.
+
+        Args:
+            loaded: whether that may take long, so that huge pages are made at once. In a virtual machine that gives
+                memory back to its host, one takes as long as 5 to 10 times as much memory in small ones.
+
+        Returns:
+            Whether there is something to ``collapse`` now.
         """
-        if self.memory is not None:
-            last = self.first + min(stop, len(self.items))
-            self.memory.advise((self.first + start) * self.item_bytes, last * self.item_bytes)
+        start, stop = self._filled, (self.first + count) * self.item_bytes
+        there, self._touched = self._touched, max(stop, self._touched)
+        if stop - start < AHEAD or self.memory is None:  # a little more is noted together with what comes next
+            return False
+        self._filled = stop
+        more = False
+        while start < stop:
+            page = start // HUGE
+            end = min(stop, (page + 1) * HUGE)
+            if not loaded and end - max(start, there) >= HUGE // 2:
+                self.memory.touch(end - PAGE, end)  # of which one small page is there, a touch makes no huge one
+            more |= self.memory.use(page, end - start)
+            start = end
+        while more and loaded:
+            more = self.memory.collapse()
+        return more
 
-    def huge_pages(self, start: int, stop: int) -> range:
-        """Return the numbers of the pages of ``memory`` that have items ``start`` to ``stop``, if they can be huge."""
-        if self.memory is None:
-            return range(0)
-        last = (self.first + min(stop, len(self.items))) * self.item_bytes
-        return range((self.first + start) * self.item_bytes // HUGE, min(self.memory.huge_pages, -(-last // HUGE)))
+    def touch(self, count: int) -> bool:
+        """Have memory for a few more of the first ``count`` items, before they are written; return whether it has."""
+        stop = (self.first + min(count, len(self.items))) * self.item_bytes
+        start = self._touched
+        if start >= stop or self.memory is None:
+            return False
+        self._touched = min(stop, start + AHEAD)
+        self.memory.touch(start, self._touched)
+        return True
+
+    def collapse(self) -> bool:
+        return self.memory is not None and self.memory.collapse()
 
     def _reserved(self, wanted: int, least: int) -> Array:
         memory: MappedMemory | None = None

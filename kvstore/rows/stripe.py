@@ -15,13 +15,24 @@ from kvstore.optim.row_rules import RowState
 from kvstore.rows.admission import AdmissionRule, EvictionRule, GoneIds, write_beginnings
 from kvstore.rows.frozen_rows import SEEN, FrozenRows
 from kvstore.rows.ids import Ids, joined, starts_of, stripes_of
-from kvstore.rows.index import FixedSlots, SlotIndex, find_in_fixed, slots_in
+from kvstore.rows.index import (
+    FixedSlots,
+    SlotIndex,
+    find_in_fixed,
+    insert_in_all,
+    insert_in_fixed,
+    place_dtype,
+    slots_in,
+)
 from kvstore.rows.index import find_in_all as find_in_indexes
-from kvstore.rows.slab_space import HugePages, PageQueue, SlabSpace
+from kvstore.rows.slab_space import SlabSpace
 from kvstore.rows.slabs import Array, Slab, Slots, scatter
 from kvstore.table import Table
 
 DENSE = 1 << 20  # elements of rows that are made, or updated, at a time where it is all rows of a table
+FORESEEN = 2 << 20  # bytes of rows for which memory is touched ahead however small the table is, if as many came
+# So many bytes of rows that come at once are a load: no worker waits, and more of them say nothing of what comes next.
+LOADED = 8 << 20
 COUNT, STATE = "count", "state."  # names of what a row has beside ``SEEN``; states have a prefix
 
 
@@ -48,15 +59,15 @@ class TableStripe:
         self.lineage = lineage
         self.version = self.steps = 0
         self._most = None if table.rows is None else slots_in(table.rows, stripe, stripes)
+        self._space = space
         self._place = None if space is None else space.place(self._most)
-        self._slots: SlotIndex | FixedSlots = (
-            SlotIndex()
-            if table.rows is None
-            else FixedSlots(table.rows, stripe, stripes, self._slab("made", None, np.bool_))
-        )
-        self._huge_pages: HugePages | None = None
-        if isinstance(self._slots, FixedSlots):
-            self._huge_pages = HugePages(self._slots, PageQueue() if space is None else space.queue)
+        self._slots: SlotIndex | FixedSlots
+        entries = self._slab("entries", None, np.int32)
+        if table.rows is None or self._most is None:
+            self._slots = SlotIndex(entries, self._slab("ids", None, np.int64))
+        else:
+            places = self._slab("places", None, place_dtype(self._most))
+            self._slots = FixedSlots(table.rows, stripe, stripes, entries, places)
         self._admission, self._eviction = AdmissionRule(table), EvictionRule(table, stripe, stripes)
         self._rows = self._slab("", table.width, table.dtype)
         self._seen = self._slab(SEEN, None, np.int64)
@@ -64,6 +75,7 @@ class TableStripe:
         self._gone = GoneIds()
         self._made = self._evicted = self._refused = 0
         self._swept = 0  # the slot at which the next sweep begins
+        self._came = self._ahead = 0  # rows that came since memory was touched ahead; slots that it is touched for
         # Replaced as a whole: a save's thread may thaw one while an update goes over them. The lock is for two that do
         # so.
         self._frozen: tuple[FrozenRows, ...] = ()
@@ -96,10 +108,9 @@ class TableStripe:
     @property
     def nbytes(self) -> int:
         """Bytes of all that is kept for the rows here."""
-        used = len(self._slots) if self.table.rows is not None else self._slots.top
         row_bytes: int = sum(slab.item_bytes for slab in self.slabs.values())
         others: int = self._slots.nbytes + self._admission.nbytes + self._gone.nbytes
-        return used * row_bytes + others + sum(frozen.nbytes for frozen in self._frozen)
+        return self._slots.top * row_bytes + others + sum(frozen.nbytes for frozen in self._frozen)
 
     def require(self, ids: Ids) -> None:
         """Check ids that have come from elsewhere. Raises ``UsageError`` if one of them can have no row here."""
@@ -158,14 +169,13 @@ class TableStripe:
                 continue
             slab = self._states[name] = self._slab(STATE + name, width, columns.dtype)
             slab.reserve(self._slots.top)
+            slab.fill(self._slots.top)
             if columns.initial:
                 slab.items[self._slots.slots()] = columns.initial
         self.slabs = {"": self._rows, SEEN: self._seen}
         if self._counts is not None:
             self.slabs[COUNT] = self._counts
         self.slabs |= {STATE + name: slab for name, slab in self._states.items()}
-        if self._huge_pages is not None:
-            self._huge_pages.begin(self.slabs.values())
 
     @staticmethod
     def found(tables: Sequence[TableStripe], ids: Sequence[Ids]) -> Sequence[Slots | None]:
@@ -198,6 +208,24 @@ class TableStripe:
         parts = [ids[start:stop] for start, stop in itertools.pairwise(starts)]
         return np.concatenate([each.find(own) for each, own in zip(slots, parts, strict=True)])
 
+    @staticmethod
+    def inserted_in_all(tables: Sequence[TableStripe], ids: Ids, starts: Sequence[int]) -> tuple[Slots, bool]:
+        """Give slots to ``ids``, which have none; return them, and whether slabs have moved. See ``found_in_all``."""
+        fixed = [table._slots for table in tables if isinstance(table._slots, FixedSlots)]
+        indexes = [table._slots for table in tables if isinstance(table._slots, SlotIndex)]
+        if len(indexes) == len(tables):
+            slots: Slots = insert_in_all(indexes, ids, starts)
+        elif len(fixed) == len(tables) and len({table.stripes for table in tables}) == 1:
+            slots = insert_in_fixed(fixed, ids, starts)
+        else:
+            parts = zip(tables, itertools.pairwise(starts), strict=True)
+            slots = np.concatenate([table._slots.insert(ids[start:stop]) for table, (start, stop) in parts])
+        moved, loaded = False, len(ids) * tables[0].table.row_bytes >= LOADED
+        for table, count in zip(tables, np.diff(starts).tolist(), strict=True):
+            if count:
+                moved |= table.made(count, loaded)
+        return slots, moved
+
     def _live(self, ids: Ids, found: Slots | None = None) -> Slots:
         """Return the slot of each id, below 0 where it has no row, or one that counts as gone."""
         slots: Slots = self._slots.find(ids) if found is None else found
@@ -221,42 +249,60 @@ class TableStripe:
         """Return the slots of ``ids``, which are all about to change, with slots for those at ``new``."""
         if len(new):
             slots[new] = self._slots.insert(ids[new])
-            for slab in self.slabs.values():
-                slab.reserve(self._slots.top)
-            self._made += len(new)
-            if self._huge_pages is not None:
-                self._huge_pages.made(slots[new])
-        self._updated()
-        # Before anything is written: a frozen table finds a new slot empty (``seen`` is 0), and of a
-        # slot that is used again the row that had it.
-        self._keep(slots)
+            self.made(len(new), len(new) * self.table.row_bytes >= LOADED)
+        self.keep(slots)
         return slots
 
-    def _keep(self, slots: Slots) -> None:
+    def keep(self, slots: Slots) -> None:
+        """Let frozen tables have what is in ``slots``, before anything is written there.
+
+        They find a new slot empty (``seen`` is 0), and in a slot that is used again the row that had it.
+        """
         for frozen in self._frozen:
             frozen.keep(slots)
 
-    def _updated(self) -> None:
-        """Let huge pages go on with an update."""
-        if self._huge_pages is not None:
-            self._huge_pages.updated()
+    def made(self, count: int, loaded: bool) -> bool:
+        """Have memory for the rows of ``count`` ids that have got slots now; return whether slabs have moved."""
+        top = self._slots.top
+        moved = collapses = False
+        for slab in self.slabs.values():
+            moved |= slab.reserve(top)
+            collapses |= slab.fill(top, loaded or self._space is None)  # then nobody makes huge pages later
+        self._made += count
+        if self._space is not None and not loaded:
+            self._came += count
+            self._space.grown.add(self, collapses)
+        return moved
 
-    def _make_all(self) -> None:
-        if len(self._slots) == self._slots.top:
+    def collapse(self) -> bool:
+        """Make a huge page for rows that are there; return whether there are more to be made."""
+        return any(slab.collapse() for slab in (*self.slabs.values(), self._slots.slab))
+
+    def touch_ahead(self) -> bool:
+        """Touch memory for a few of the rows that may come next; return whether there is more of it.
+
+        The next rows are as many as came since the last time, and a quarter more. What nobody will write to stays below
+        a quarter of what is there, or ``FORESEEN``.
+        """
+        if self._came:
+            most = max(self._slots.top // 4, FORESEEN // self.table.row_bytes)
+            self._ahead = self._slots.top + min(self._came + self._came // 4, most)
+            self._came = 0
+        return any(slab.touch(self._ahead) for slab in (*self.slabs.values(), self._slots.slab))
+
+    def _make_all(self, slots: FixedSlots) -> None:
+        if len(slots) == slots.most:
             return
-        made = np.zeros(self._slots.top, bool)
-        made[self._slots.slots()] = True
-        missing = np.flatnonzero(~made)
+        missing = slots.missing()
         count = max(1, DENSE // self.table.width)
         for start in range(0, len(missing), count):
-            part = missing[start : start + count]
-            ids = self._slots.ids_of(part)
-            slots = self._claim(ids, part, np.arange(len(part)))
-            rows = np.empty((len(part), self.table.width), self._rows.dtype)
+            ids = missing[start : start + count]
+            slots_of_new = self._claim(ids, np.empty(len(ids), np.int64), np.arange(len(ids)))
+            rows = np.empty((len(ids), self.table.width), self._rows.dtype)
             write_beginnings(self.table, ids, rows)
-            scatter(self._rows.items, slots, rows)
+            scatter(self._rows.items, slots_of_new, rows)
             for name, columns in self._columns.items():
-                self._states[name].items[slots] = columns.initial
+                self._states[name].items[slots_of_new] = columns.initial
 
     def _count(self, slots: Slots, new: Slots) -> None:
         """Note that the rows of ``slots`` have been touched once more."""
@@ -301,7 +347,7 @@ class TableStripe:
         """Free the rows of ``slots``; ``version`` is the update in which they have gone."""
         if not len(slots):
             return
-        self._keep(slots)
+        self.keep(slots)
         self._gone.add(self._slots.ids_of(slots), version, len(self._slots))
         self._slots.remove(slots.astype(np.int32))
         # Only what says that there is a row: rows and states stay as they are until the slot is used again.

@@ -33,6 +33,23 @@ class RowBatch(NamedTuple):
         return [(self.ids[start:stop], self.rows[start:stop]) for start, stop in itertools.pairwise(self.starts)]
 
 
+class TableIds(NamedTuple):
+    """Ids of several tables, which rise in each."""
+
+    ids: Ids
+    starts: Sequence[int]  # where the ids of each table begin, and where the last table's end
+
+
+class Union(NamedTuple):
+    """The ids of two parts, those of each table rising."""
+
+    ids: Ids
+    starts: Sequence[int]
+    first: Positions  # where in it the ids of each part are
+    second: Positions
+    shared: tuple[Positions, Positions]  # where the ids are that both have, in each part
+
+
 def _quiet() -> np.errstate:
     """Return a block in which numpy neither raises nor warns: sums overflow and underflow in silence, as torch's do."""
     # A program that sets np.seterr(all="raise") looks for its own overflows. One errstate for all calls would keep its
@@ -171,7 +188,21 @@ def _copied(rows: Rows, room: Room) -> Rows:
 
 
 def _merged(first: RowBatch, second: RowBatch, room: Room) -> RowBatch:
-    """Return the sums of two parts, without sorting: the ids of a table rise."""
+    """Return the sums of two parts."""
+    union = unite(first, second)
+    pairs, again = union.shared
+    sums = room((len(union.ids), first.rows.shape[1]), first.rows.dtype)
+    scatter(sums, union.second, second.rows)
+    scatter(sums, union.first, first.rows)
+    added = first.rows.take(pairs, axis=0)
+    with _quiet():
+        added += second.rows.take(again, axis=0)
+    scatter(sums, union.second[again], added)
+    return RowBatch(union.ids, sums, union.starts)
+
+
+def unite(first: TableIds | RowBatch, second: TableIds | RowBatch) -> Union:
+    """Return the union of two parts, without sorting."""
     ids, other_ids = first.ids, second.ids
     at, both = matches(first, second)
     again = np.flatnonzero(both)
@@ -189,17 +220,10 @@ def _merged(first: RowBatch, second: RowBatch, room: Room) -> RowBatch:
     at_first = np.flatnonzero(own)
     union = np.empty(starts[-1], np.int64)
     union[at_first], union[at] = ids, other_ids
-    sums = room((starts[-1], first.rows.shape[1]), first.rows.dtype)
-    scatter(sums, at, second.rows)
-    scatter(sums, at_first, first.rows)
-    added = first.rows.take(pairs, axis=0)
-    with _quiet():
-        added += second.rows.take(again, axis=0)
-    scatter(sums, at[again], added)
-    return RowBatch(union, sums, starts)
+    return Union(union, starts, at_first, at, (pairs, again))
 
 
-def matches(first: RowBatch, second: RowBatch) -> tuple[Positions, Array]:
+def matches(first: TableIds | RowBatch, second: TableIds | RowBatch) -> tuple[Positions, Array]:
     """Return before which row of ``first`` each row of ``second`` belongs, and whether it is of the same id."""
     at = _places(first, second)
     if not len(first.ids):
@@ -210,7 +234,7 @@ def matches(first: RowBatch, second: RowBatch) -> tuple[Positions, Array]:
     return at, both
 
 
-def _places(first: RowBatch, second: RowBatch) -> Positions:
+def _places(first: TableIds | RowBatch, second: TableIds | RowBatch) -> Positions:
     """Return before which row of ``first`` each row of ``second`` belongs."""
     if len(first.starts) == 2:
         return np.searchsorted(first.ids, second.ids)

@@ -1,8 +1,8 @@
 """Updates of tables, several with one step of their optimizer: many small ones cost little more than a large one. Pure.
 
 There are two ways, with the same bits, because what a step does to one row does not depend on the others. The fast one,
-``update_there``, is for what one or two workers have pushed to rows that are all there. ``update_together`` is for the
-sums of any number of workers; it makes rows, and lets rows go.
+``update_parts``, is for what one or two workers have pushed to tables that take all rows, and keep them.
+``update_together`` is for the sums of any number of workers, for admission, and it lets rows go.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def update_together(
     """
     if len(tables) == 1:
         return [tables[0].update(sums.ids, sums.rows, updater, hyper, keep)]
-    if updater is not None and update_there(tables, [sums], updater, hyper, [np.empty], joint, keep) is not None:
+    if updater is not None and update_parts(tables, [sums], updater, hyper, [np.empty], joint, keep) is not None:
         return sums.ids_of_each()
     return update_each(tables, sums, updater, hyper, keep)
 
@@ -82,7 +82,7 @@ class _Part(NamedTuple):
             scatter(self.states[name], positions, value)
 
 
-def update_there(
+def update_parts(
     tables: Sequence[RowTable],
     batches: Sequence[RowBatch],
     updater: RowUpdater,
@@ -91,11 +91,11 @@ def update_there(
     joint: JointTables | None = None,
     keep: bool = True,
 ) -> list[Rows] | None:
-    """Make one update of rows that are all there, without a sum of all rows; return the new rows of each batch.
+    """Make one update without a sum of all rows; return the new rows of each batch.
 
-    None, and nothing has changed, where ``update_together`` with the sums is better, or the only way: a row is to be
-    made, rows of a table go, all rows are updated, or the batches are much alike. If ``updater`` fails, no row has
-    changed.
+    None, and nothing has changed, where ``update_together`` with the sums is better, or the only way: a table decides
+    whether a row is made, rows of a table go, all rows are updated, or the batches are much alike. If ``updater``
+    fails, no row has changed or been made.
 
     Args:
         batches: what each of one or two workers has pushed to them.
@@ -106,22 +106,20 @@ def update_there(
         return None
     first, *others = batches
     shared = _shared(first, others[0]) if others and not joint.rise else ()
+    if others and joint.rise:
+        shared = _few(*_matches(*(joint.keys(batch.ids, batch.starts) for batch in batches)))
     if shared is None:
         return None
-    places = []
-    for batch in batches:
-        found = joint.live(batch.ids, batch.starts)
-        if found is None:
-            return None
-        places.append(found)
-    if others and joint.rise:
-        shared = _few(*_matches(*(each.at for each in places if each.at is not None)))
-        if shared is None:
-            return None
+    places = [joint.places(batch.ids, batch.starts) for batch in batches]
+    if joint.admit and any(len(each.new) for each in places):
+        return None
     parts = []
     for batch, each, room in zip(batches, places, rooms, strict=True):
         part = _Part(room(batch.rows.shape, batch.rows.dtype), updater.empty_states(len(batch.rows)), batch.rows)
         joint.gather(each, part.rows, part.states)
+        if len(each.new):
+            for name, state in updater.states.items():
+                part.states[name][each.new] = state.initial
         parts.append(part)
     stepped = list(parts)
     if shared:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from kvstore import wire
 from kvstore.errors import UsageError
+from kvstore.rows.slab_space import GrownTables
 from kvstore.rule import Rule
 from kvstore.tracer import Tracer
 from kvstore.transport.memory import Memory
@@ -29,6 +30,7 @@ class ServedStores:
     def __init__(self, rank: int, workers: Collection[int], memory: Memory, times: ArrivalTimes) -> None:
         self.open: dict[int, ServedStore] = {}
         self.recorder: Recorder | None = None
+        self.grown = GrownTables()
         self._tracer: Tracer | None = None
         self._rank = rank
         self._workers = workers
@@ -118,6 +120,7 @@ class ServedStores:
         recording = Recording(store, self.recorder, self._memory)
         served = self.open[store] = ServedStore(rule, self._workers, self._memory, recording, self._times, lineage)
         served.tracer = self._tracer
+        served.tables.grown = self.grown
         served.depart(self._departed)
         self._agreements[store] = OptimizerAgreement(store, served.updates, served.set_optimizer, self._rank)
 

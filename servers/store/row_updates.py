@@ -16,7 +16,7 @@ from kvstore.rows.ids import Ids
 from kvstore.rows.joint_tables import JointTables
 from kvstore.rows.row_table import RowTable
 from kvstore.rows.sums import Room, RowBatch, Rows, sum_batches, sum_rows
-from kvstore.rows.updates import can_step_together, update_there, update_together
+from kvstore.rows.updates import can_step_together, update_parts, update_together
 from kvstore.rule import Rule
 from kvstore.spec import ITEMSIZE, Key, shorten
 from kvstore.table import Table
@@ -200,7 +200,7 @@ class RowUpdates:
             return None
         request = item.request if item.batch is None else None
         try:
-            rows = table.update_there(item.ids, item.rows, self.answers.room(request), updater, numbers)
+            rows = table.update_part(item.ids, item.rows, self.answers.room(request), updater, numbers)
         except Exception as exc:
             return self._failed(exc, [target], [version])
         if rows is None:
@@ -213,7 +213,7 @@ class RowUpdates:
     def _make_there(
         self, members: Sequence[RowUpdate], batches: Sequence[RowBatch], numbers: RowHyperparameters
     ) -> dict[RowTarget, Exception] | None:
-        """Make updates of rows that are all there, and keep the new rows as answers.
+        """Make updates without the sum of all rows, and keep the new rows as answers.
 
         Return why no row has changed, if it has failed; None if that is not how these updates can be made.
         """
@@ -243,10 +243,10 @@ class RowUpdates:
         watched: Sequence[RowTable],
         joint: JointTables | None,
     ) -> bool:
-        """Do ``update_there``, and keep the new rows as the answers to ``requests`` while ``watched`` do not change."""
+        """Do ``update_parts``, and keep the new rows as the answers to ``requests`` while ``watched`` do not change."""
         if len(batches) > 2 or updater is None:
             return False
-        made = update_there(tables, batches, updater, numbers, list(map(self.answers.room, requests)), joint)
+        made = update_parts(tables, batches, updater, numbers, list(map(self.answers.room, requests)), joint)
         if made is None:
             return False
         self.answers.keep(requests, made, watched)

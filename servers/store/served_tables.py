@@ -17,7 +17,7 @@ from kvstore.optim.updater import RowUpdater, refusals
 from kvstore.rows.frozen_rows import FrozenRows
 from kvstore.rows.ids import Ids
 from kvstore.rows.layout import array_of, integers
-from kvstore.rows.slab_space import SlabSpace
+from kvstore.rows.slab_space import GrownTables, SlabSpace
 from kvstore.rows.slabs import Array
 from kvstore.rule import Rule
 from kvstore.spec import ITEMSIZE, Key
@@ -39,6 +39,7 @@ class ServedTables:
     Attributes:
         updates: sums the contributions, and steps.
         freezes: what workers read while training goes on.
+        grown: learns which tables get rows; set it before there are tables.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class ServedTables:
         self._rounds = rounds
         self._lineage = lineage
         self._spaces: dict[tuple[int, str], SlabSpace] = {}  # by width and dtype of rows
+        self.grown = GrownTables()
 
     def init(self, message: wire.InitTables) -> None:
         if message.stripe >= message.stripes:
@@ -89,7 +91,7 @@ class ServedTables:
     def _space(self, table: Table) -> SlabSpace:
         kind = table.width, table.dtype
         if kind not in self._spaces:
-            self._spaces[kind] = SlabSpace(table.row_bytes)
+            self._spaces[kind] = SlabSpace(table.row_bytes, grown=self.grown)
         return self._spaces[kind]
 
     def contributions(self, message: wire.PushRows) -> list[RowUpdate]:

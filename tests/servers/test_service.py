@@ -166,3 +166,36 @@ def test_the_message_that_stops_it_is_still_answered():
 
     serve(links, handle)
     assert links.sent == [(b"peer", wire.Ack(1))]
+
+
+class Grown:
+    """Tables with so many pieces of work, each of which is to wait so long."""
+
+    def __init__(self, pieces: int, patience_s: float = 0.001) -> None:
+        self.pieces, self.patience_s = pieces, patience_s
+        self.at: list[float] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.pieces)
+
+    def work(self) -> None:
+        self.pieces -= 1
+        self.at.append(self.links.now)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("patience_s", [0.001, 0.02])
+def test_tables_have_work_done_for_them_once_no_message_has_come_for_a_while(patience_s: float):
+    grown, message = Grown(0, patience_s), (b"a", wire.encode(wire.Ack(1)))
+
+    def handle(*_: Any) -> list[Any]:
+        grown.pieces = 3
+        return []
+
+    links = Links(message, message, None, None, None, message, None, None, None, None, None)
+    service = Service(links, 1.0, lambda: links.now)  # type: ignore[arg-type]
+    grown.links = links  # type: ignore[attr-defined]
+    links.service = service  # type: ignore[attr-defined]
+    service.grown = grown  # type: ignore[assignment]
+    service.run(handle)
+    assert links.now >= 1.0, "then it waits as long as ever"
+    assert grown.at == [patience_s] * 2 + [2 * patience_s] * 3, "a message that comes waits for one piece only"

@@ -5,18 +5,7 @@ import pytest
 
 from kvstore.rows import slabs
 from kvstore.rows.slab_space import SlabSpace
-from kvstore.rows.slabs import (
-    ADVICE,
-    COLLAPSE,
-    HUGE,
-    PAGE,
-    STRETCHES,
-    MappedMemory,
-    Slab,
-    gather,
-    huge_pages_allowed,
-    scatter,
-)
+from kvstore.rows.slabs import HUGE, PAGE, MappedMemory, Slab, gather, scatter
 
 
 @pytest.mark.parametrize("columns", [None, 1, 3])
@@ -96,30 +85,6 @@ def test_gathered_items_are_scattered_back(columns):
     assert np.count_nonzero(slab.items[:50].reshape(50, -1).any(axis=1)) <= 3
 
 
-def test_a_growing_slab_has_huge_pages_beyond_the_first(monkeypatch):
-    asked = []
-    monkeypatch.setattr(MappedMemory, "advise", lambda _, start, stop: asked.append((start, stop)))
-    growing = Slab(64, np.float32)
-    growing.reserve(1)
-    assert asked == [(HUGE, slabs.RESERVED)], "a small table takes little memory"
-    Slab(64, np.float32, most=100_000).reserve(1)
-    assert len(asked) == 1, "of one whose size is known few items may be used"
-
-
-def test_pages_that_have_items_are_counted_from_the_start_of_the_memory():
-    slab = Slab(64, np.float32, most=100_000)
-    assert list(slab.huge_pages(0, 100_000)) == [], "there is no memory yet"
-    slab.reserve(1)
-    assert slab.huge_pages(0, 100_000) == range(13)
-    assert slab.huge_pages(8191, 8193) == range(2)
-    part = slab.part(8192 * 3 - 1, 2, False)
-    assert part.huge_pages(0, 2) == range(2, 4)
-    assert part.huge_pages(1, 99) == range(3, 4)
-    small = Slab(64, np.float32, most=4095)
-    small.reserve(1)
-    assert list(small.huge_pages(0, 4095)) == [], "less than half of one"
-
-
 @pytest.fixture
 def calls(monkeypatch):
     """What the system is asked for, instead of asking it: advice, start from the mapping's, bytes."""
@@ -136,14 +101,78 @@ def calls(monkeypatch):
     return asked
 
 
+def _pages(calls, advice=14):
+    """The numbers of the huge pages that have been asked for in this way since the last time."""
+    assert {length for _, _, length in calls} <= {HUGE}
+    pages = [start // HUGE for option, start, _ in calls if option == advice]
+    calls[:] = [call for call in calls if call[0] != advice]
+    return pages
+
+
+ROWS = HUGE // 256  # of 64 columns, in a huge page
+
+
+@pytest.mark.parametrize("most", [None, 100_000])
+def test_huge_pages_are_asked_for_once_half_of_them_is_used_and_collapsed_one_by_one(calls, most):
+    slab = Slab(64, np.float32, most)
+    slab.reserve(1)
+    for count, pages in ((ROWS // 4, []), (ROWS // 2, [0]), (4 * ROWS - 1, [1, 2, 3]), (4 * ROWS + 5, [])):
+        assert slab.fill(count) == bool(pages)
+        assert _pages(calls) == pages
+        assert slab.items[:count].tobytes() == bytes(256 * count)
+    for number in range(4):
+        assert slab.collapse() == (number < 3)
+        assert _pages(calls, 25) == [number]
+    assert not slab.collapse()
+    assert calls == []
+
+
+def test_what_has_moved_keeps_its_values(calls, monkeypatch):
+    monkeypatch.setattr(slabs, "RESERVED", 0)
+    slab = Slab(64, np.float32)
+    for count in (ROWS, 3 * ROWS):
+        slab.reserve(count)
+        slab.fill(count)
+        slab.items[:] = 1.1
+    slab.reserve(7 * ROWS)
+    slab.fill(3 * ROWS + 1)
+    assert (slab.items[: 3 * ROWS] == np.float32(1.1)).all()
+    assert 2 in _pages(calls)
+
+
+def test_of_what_is_loaded_they_are_made_at_once(calls):
+    slab = Slab(64, np.float32)
+    slab.reserve(1)
+    assert not slab.fill(5 * ROWS // 2, loaded=True)
+    assert (_pages(calls), _pages(calls, 25)) == ([0, 1, 2], [0, 1, 2])
+
+
+def test_what_slabs_of_several_tables_have_in_a_page_counts(calls):
+    space = SlabSpace(256, 1 << 30)
+    tables = [space.place(ROWS // 4).slab("", 64, np.float32) for _ in range(5)]
+    for number, pages in zip((4, 3, 0, 2, 1), ([], [], [0], [], []), strict=True):
+        tables[number].fill(ROWS // 4)
+        assert _pages(calls) == pages
+
+
+def test_where_mappings_would_become_many_no_more_pages_are_asked_for(calls, monkeypatch):
+    monkeypatch.setattr(slabs, "STRETCHES", 2)
+    space = SlabSpace(256, 1 << 30)
+    tables = [space.place(ROWS).slab("", 64, np.float32) for _ in range(6)]
+    for number in (0, 2, 4, 1, 5, 3):
+        tables[number].fill(ROWS)
+    assert _pages(calls) == [0, 2, 1, 5, 3], "4 would have been a third stretch"
+
+
 @pytest.mark.parametrize("nbytes", [HUGE // 2, HUGE, HUGE + 1, 5 * HUGE])
 def test_it_begins_where_a_huge_page_can_and_has_whole_ones(calls, nbytes):
     memory = MappedMemory(nbytes)
     array = memory.array(np.dtype(np.uint8), nbytes)
     assert array.ctypes.data % HUGE == 0
-    assert memory.huge_pages == -(-nbytes // HUGE)
-    memory.ask(memory.huge_pages - 1)
-    (option, start, length), mapped = calls[0], len(memory.array(np.dtype(np.uint8), -1))
+    last = -(-nbytes // HUGE) - 1
+    assert memory.use(last, HUGE)
+    assert not memory.use(last + 1, HUGE)
+    ((option, start, length),), mapped = calls, len(memory.array(np.dtype(np.uint8), -1))
     assert (option, length) == (14, HUGE)
     assert start % PAGE == 0
     assert start + length <= start % HUGE + mapped, "no byte behind the mapping"
@@ -151,103 +180,28 @@ def test_it_begins_where_a_huge_page_can_and_has_whole_ones(calls, nbytes):
     assert array.all()
 
 
-def test_what_is_small_has_no_huge_pages():
-    memory = MappedMemory(HUGE // 2 - 1)
-    assert memory.huge_pages == 0
-    assert not memory.array(np.dtype(np.int64), 10).any()
-
-
-def test_a_range_is_advised_from_the_size_of_a_huge_page_on(calls):
-    memory = MappedMemory(4 * HUGE)
-    first = -memory.array(np.dtype(np.uint8), 1).ctypes.data % HUGE
-    memory.advise(PAGE, HUGE)
-    assert calls == []
-    memory.advise(PAGE + 5, 3 * HUGE)
-    ((option, start, length),) = calls
-    assert (option, length) == (14, 3 * HUGE - PAGE)
-    assert (start - PAGE - first) % PAGE == 0
-
-
-def test_each_page_is_asked_for_once(calls):
-    memory = MappedMemory(9 * HUGE)
-    assert memory.ask(3)
-    assert not memory.ask(3)
-    assert memory.asked(3)
-    assert not memory.asked(4)
-    memory.collapse(3)
-    (_, start, length), collapsed = calls
-    assert collapsed == (25, start, length)
-
-
-def test_stretches_are_no_more_than_the_system_has_mappings_for(calls):
-    memory = MappedMemory(4 * STRETCHES * HUGE)
-    assert all(memory.ask(2 * number) for number in range(STRETCHES))
-    assert not memory.ask(2 * STRETCHES + 1)
-    assert not memory.asked(2 * STRETCHES + 1), "it may be asked for later"
-    assert memory.ask(2 * STRETCHES - 1), "it makes one longer"
-    assert memory.ask(1), "it joins two"
-    assert memory.ask(2 * STRETCHES + 1)
-    assert not memory.ask(2 * STRETCHES + 3)
-
-
 @pytest.mark.parametrize("error", ["EINVAL", "EAGAIN", "ENOMEM"])
-def test_a_system_that_has_none_does_without(monkeypatch, error):
-    tried = []
-
+def test_a_system_that_has_none_does_without(calls, monkeypatch, error):
     class Refusing(mmap.mmap):
         def madvise(self, option, start, length):
-            tried.append(option)
+            calls.append(option)
             raise OSError(error)
 
     monkeypatch.setattr(mmap, "mmap", Refusing)
-    monkeypatch.setattr(slabs, "ADVICE", 14)
-    monkeypatch.setattr(slabs, "COLLAPSE", 25)
-    monkeypatch.setattr(slabs, "huge_pages_allowed", lambda: True)
     memory = MappedMemory(2 * HUGE)
-    memory.advise(0, 2 * HUGE)
-    memory.ask(1)
-    memory.collapse(1)
-    assert tried == [14, 14, 25]
+    assert memory.use(0, HUGE)
+    assert not memory.collapse()
+    assert calls == [14, 25]
     assert not memory.array(np.dtype(np.int64), 10).any()
 
 
-def test_a_system_that_does_not_know_them_is_not_asked(calls, monkeypatch):
+def test_a_system_that_does_not_know_them_or_gives_none_is_not_asked(calls, monkeypatch):
     monkeypatch.setattr(slabs, "ADVICE", None)
-    monkeypatch.setattr(slabs, "COLLAPSE", None)
+    monkeypatch.setattr(slabs, "huge_pages_allowed", lambda: False)
     memory = MappedMemory(2 * HUGE)
-    memory.advise(0, 2 * HUGE)
-    memory.ask(1)
-    memory.collapse(1)
+    assert memory.use(0, HUGE)
+    assert not memory.collapse()
     assert calls == []
-
-
-@pytest.mark.parametrize(
-    ("mode", "allowed"),
-    [("always [madvise] never", True), ("[always] madvise never", True), ("always madvise [never]", False)],
-)
-def test_where_huge_pages_are_turned_off_nothing_is_collapsed(calls, monkeypatch, tmp_path, mode, allowed):
-    monkeypatch.setattr(slabs, "huge_pages_allowed", huge_pages_allowed)
-    file = tmp_path / "enabled"
-    monkeypatch.setattr(slabs, "MODE", file)
-    slabs.huge_pages_allowed.cache_clear()
-    assert not slabs.huge_pages_allowed(), "the system does not say"
-    file.write_text(mode)
-    slabs.huge_pages_allowed.cache_clear()
-    memory = MappedMemory(HUGE)
-    memory.collapse(0)
-    assert bool(calls) is allowed
-    slabs.huge_pages_allowed.cache_clear()
-
-
-@pytest.mark.skipif(None in (ADVICE, COLLAPSE) or not huge_pages_allowed(), reason="the system gives no huge pages")
-def test_what_is_there_keeps_its_values_in_a_huge_page():
-    memory = MappedMemory(3 * HUGE)
-    array = memory.array(np.dtype(np.int64), 3 * HUGE // 8)
-    array[:: PAGE // 8] = np.arange(3 * HUGE // PAGE)
-    assert memory.ask(1)
-    memory.collapse(1)
-    assert np.array_equal(array[:: PAGE // 8], np.arange(3 * HUGE // PAGE))
-    assert not array[1 :: PAGE // 8].any()
 
 
 def test_slabs_of_one_name_lie_one_after_the_other_at_the_same_place_in_each_array():

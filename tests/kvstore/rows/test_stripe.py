@@ -1,12 +1,17 @@
 """How rows go, and what each of them has, in one stripe of a table."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from row_rules import Momentum
 
 from kvstore.errors import Mismatch, UsageError
+from kvstore.rows import stripe
 from kvstore.rows.row_table import RowTable
-from kvstore.rows.slabs import HUGE, MappedMemory
+from kvstore.rows.slab_space import GrownTables, SlabSpace
+from kvstore.rows.slabs import MappedMemory
 from kvstore.table import Capacity, Table
 
 WIDTH = 3
@@ -92,15 +97,98 @@ def test_put_replaces_rows_with_their_states_and_checks_them():
         table.put(_ids([1, 1]), rows, {}, None)
 
 
-def test_slabs_of_a_new_optimizer_get_huge_pages_for_the_rows_that_are_there(monkeypatch):
-    asked = []
-    monkeypatch.setattr(MappedMemory, "ask", lambda memory, number: asked.append((memory, number)))
-    table = RowTable(Table(shape=(HUGE // (4 * WIDTH), WIDTH)))
-    every_page = np.arange(0, table.table.rows, 300)
-    table.update(every_page, np.ones((len(every_page), WIDTH), np.float32), None)
-    rows = table.slabs[""].memory
-    assert (rows, 0) in asked
-    asked.clear()
+@pytest.fixture
+def touched(monkeypatch):
+    """The bytes of each memory that have been touched ahead, by the memory: where they begin, and where they end."""
+    ranges: dict = {}
+    touch = MappedMemory.touch
+
+    def noted(memory, start, stop):
+        begin, end = ranges.get(memory, (start, start))
+        assert start == end, "without a gap, each once"
+        ranges[memory] = begin, stop
+        touch(memory, start, stop)
+
+    monkeypatch.setattr(MappedMemory, "touch", noted)
+    return ranges
+
+
+def _wide_table(space, **described):
+    table = RowTable(Table(**described), space=space)
     table.use(Momentum())
-    table.update(_ids([0]), _grads([0], 0), None)
-    assert (table.slabs["state.moment"].memory, 0) in asked
+    return table
+
+
+@pytest.mark.parametrize("described", [{"dim": 256}, {"shape": (100_000, 256)}])
+def test_memory_is_touched_for_as_many_rows_as_came_and_a_quarter_more(touched, described):
+    grown = GrownTables()
+    table = _wide_table(SlabSpace(1024, grown=grown), **described)
+    came = 0
+    for count in (400, 800):
+        ids = 7 * np.arange(came, came + count)
+        table.update(ids, np.ones((count, 256), np.float32), Momentum())
+        came += count
+        before = [slab.items[:came].copy() for slab in table.slabs.values()]
+        touched.clear()
+        while grown:
+            grown.work()
+        wanted = {
+            slab.memory: (slab.item_bytes * came, slab.item_bytes * (came + count * 5 // 4))
+            for slab in table.slabs.values()
+        }
+        assert {memory: touched.get(memory) for memory in wanted} == wanted
+        assert len(touched) == len(wanted) + 1, "the ids of the slots, too"
+        for slab, values in zip(table.slabs.values(), before, strict=True):
+            assert np.array_equal(slab.items[:came], values)
+            assert not slab.items[came : 2 * came].any()
+
+
+def test_no_more_memory_is_touched_than_a_quarter_of_what_is_there_or_what_is_always_foreseen(touched, monkeypatch):
+    monkeypatch.setattr(stripe, "FORESEEN", 30 << 10)
+    grown = GrownTables()
+    table = _wide_table(SlabSpace(1024, grown=grown), dim=256)
+    rows = table.slabs[""]
+    for number, ahead in enumerate((30, 50, 75)):
+        ids = np.arange(100 * number, 100 * (number + 1))
+        table.update(ids, np.ones((100, 256), np.float32), Momentum())
+        while grown:
+            grown.work()
+        assert touched.pop(rows.memory)[1] == (100 * (number + 1) + ahead) * 1024
+        touched.clear()
+
+
+def test_for_a_table_that_is_loaded_nothing_is_touched(touched, monkeypatch):
+    monkeypatch.setattr(stripe, "LOADED", 100 << 10)
+    grown = GrownTables()
+    table = _wide_table(SlabSpace(1024, grown=grown), dim=256)
+    table.update(np.arange(100), np.ones((100, 256), np.float32), Momentum())
+    while grown:
+        grown.work()
+    assert not touched
+
+
+def test_what_is_touched_ahead_are_no_rows_of_others():
+    grown = GrownTables()
+    space = SlabSpace(12, grown=grown)
+    tables = [_wide_table(space, shape=(1000, WIDTH)) for _ in range(3)]
+    for number, table in enumerate(tables[::-1]):
+        table.update(np.arange(900), np.full((900, WIDTH), number + 1, np.float32), None)
+    while grown:
+        grown.work()
+    for number, table in enumerate(tables[::-1]):
+        assert (table.slabs[""].items[:900] == number + 1).all()
+
+
+def test_a_table_that_is_dropped_goes_at_once_and_is_not_touched():
+    grown = GrownTables()
+    table = _wide_table(SlabSpace(1024, grown=grown), dim=256)
+    table.update(np.arange(100), np.ones((100, 256), np.float32), Momentum())
+    gone = weakref.ref(table)
+    gc.disable()
+    try:
+        del table
+        assert gone() is None
+    finally:
+        gc.enable()
+    grown.work()
+    assert not grown

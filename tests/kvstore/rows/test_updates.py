@@ -12,7 +12,7 @@ from kvstore.rows.joint_tables import JointTables
 from kvstore.rows.row_table import RowTable
 from kvstore.rows.slab_space import SlabSpace
 from kvstore.rows.sums import RowBatch, coalesce, has_nan, sum_batches, sum_rows
-from kvstore.rows.updates import can_step_together, update_there, update_together
+from kvstore.rows.updates import can_step_together, update_parts, update_together
 from kvstore.table import MinCount, Table, Unseen
 
 DESCRIBED = [Table(shape=(9, 4), init="normal"), Table(dim=4, init="uniform", admit=MinCount(2)), Table(dim=4)]
@@ -125,7 +125,7 @@ def test_the_bits_are_those_of_the_sums(name, width):
     rng = np.random.default_rng(width)
     for counts in ([(70, 1), (90, 30)], [(0, 60), (40, 50)], [(0, 0), (3, 0)], [(1, 1), (1, 1)], [(100, 99)]):
         batches = [_batch(rng, of, width) for of in counts]
-        made = update_there(parts, batches, updaters[0], OWN, [np.empty] * len(batches))
+        made = update_parts(parts, batches, updaters[0], OWN, [np.empty] * len(batches))
         assert made is not None
         update_together(summed, sum_batches(batches), others[0], OWN)
         assert _all_of(parts, width) == _all_of(summed, width)
@@ -136,33 +136,101 @@ def test_the_bits_are_those_of_the_sums(name, width):
             assert rows.tobytes() == own.tobytes(), "the new rows, in the order of those that were pushed"
 
 
+NEW = {
+    "fixed": [{"shape": (COUNT, 4)}] * 2,
+    "growing": [{"dim": 4}] * 2,
+    "both": [{"dim": 4}, {"shape": (COUNT, 4)}],
+    "one": [{"dim": 4}],
+}
+
+
+@pytest.mark.parametrize("init", ["constant", "uniform", "normal", "several"])
+@pytest.mark.parametrize("kind", NEW)
+def test_rows_that_come_for_the_first_time_are_made_as_by_the_sums(kind, init):
+    """Rows that one worker or both have pushed, new and old ones: what there is, and in which order it is saved."""
+
+    def tables(space):
+        inits = ["uniform", "normal"] if init == "several" else [init] * 2
+        described = [
+            Table(**each, init=one, scale=0.5, seed=3 + seed)
+            for seed, (each, one) in enumerate(zip(NEW[kind], inits, strict=False))
+        ]
+        made = [RowTable(table, space=space) for table in described]
+        updater = RowUpdater(describe("adagrad", {"learning_rate": 0.1}), 0, "float32", 4, False)
+        for table in made:
+            table.use(updater)
+        return made, updater
+
+    (parts, updater), (apart, _), (summed, _) = tables(SlabSpace(16)), tables(None), tables(None)
+    joint, rng = JointTables(parts), np.random.default_rng(5)
+    for number, counts in enumerate([(70, 1), (90, 30), (0, 60), (40, 0), (0, 0), (80, 80)]):
+        batches = [_batch(rng, counts[: len(parts)], 4) for _ in range(1 + number % 2)]
+        frozen = [table.freeze() for table in parts]
+        before = [[part.tobytes() for part in table.freeze().page(0, COUNT)[:2]] for table in parts]
+        made = update_parts(parts, batches, updater, OWN, [np.empty] * len(batches), joint)
+        other = update_parts(apart, batches, updater, OWN, [np.empty] * len(batches))
+        sums = sum_batches(batches)
+        for table, own in zip(summed, sums.of_each(), strict=True):
+            table.update(*own, updater)
+        assert [rows.tobytes() for rows in made] == [rows.tobytes() for rows in other]
+        for batch, rows in zip(batches, made, strict=True):
+            pulled = np.empty_like(rows)
+            joint.pull(batch.ids, batch.starts, pulled)
+            assert pulled.tobytes() == rows.tobytes()
+        for one, page in zip(frozen, before, strict=True):
+            assert [part.tobytes() for part in one.page(0, COUNT)[:2]] == page, "a save sees no row that came later"
+            one.thaw()
+        assert _saved(parts) == _saved(apart) == _saved(summed)
+
+
+def _saved(tables):
+    pages = [table.freeze().page(0, COUNT) for table in tables]
+    parts = [[part.tobytes() for part in (page.ids, page.rows, *page.parts.values())] for page in pages]
+    return parts, [table.rest()["numbers"].tolist() for table in tables]
+
+
+def test_if_the_step_fails_no_row_is_made():
+    table = RowTable(Table(dim=3))
+    failing = RowUpdater(describe("sgd", {}), 0, "float32", 3, True)
+    failing.step = lambda *_, **__: 1 / 0
+    table.use(failing)
+    batch = RowBatch(np.array([3, 4]), np.ones((2, 3), np.float32), [0, 2])
+    with pytest.raises(ZeroDivisionError):
+        update_parts([table], [batch], failing, OWN, [np.empty])
+    with pytest.raises(ZeroDivisionError):
+        table.update_part(batch.ids, batch.rows, np.empty, failing, OWN)
+    assert (len(table), table.version) == (0, 0)
+
+
 def test_a_table_that_is_read_page_by_page_stays_as_it_was():
     tables, updaters = _parted_tables("sgd", 3)
     frozen = [table.freeze() for table in tables]
     before = [table.freeze().page(0, COUNT) for table in tables]
     batch = _batch(np.random.default_rng(1), (80, 80), 3)
     other = RowBatch(np.arange(20, 30), batch.rows[:10], [0, 10, 10])
-    assert update_there(tables, [batch, other], updaters[0], OWN, [np.empty] * 2) is not None
+    assert update_parts(tables, [batch, other], updaters[0], OWN, [np.empty] * 2) is not None
     for page, kept in zip(before, frozen, strict=True):
         again = kept.page(0, COUNT)
         assert (again.ids.tolist(), again.rows.tobytes()) == (page.ids.tolist(), page.rows.tobytes())
 
 
-@pytest.mark.parametrize("what", ["alike", "alike in one table", "new rows", "rows that go"])
+@pytest.mark.parametrize("what", ["alike", "alike in one table", "rows that are admitted", "rows that go"])
 def test_what_is_better_or_only_done_with_sums_changes_nothing(what):
     described = [Table(dim=3, evict=Unseen(rounds=5))] if what == "rows that go" else None
+    if what == "rows that are admitted":
+        described = [Table(shape=(COUNT, 3)), Table(dim=3, admit=MinCount(1))]
     tables, updaters = _parted_tables("sgd", 3, described)
     rng = np.random.default_rng(1)
-    counts = (60,) if described else (60, 0 if what == "alike" else 2)
-    first, second = (_batch(rng, counts, 3, COUNT + (9 if what == "new rows" else 0)) for _ in range(2))
+    counts = (60,) if what == "rows that go" else (60, 0 if what == "alike" else 2)
+    first, second = (_batch(rng, counts, 3) for _ in range(2))
     if what == "alike":
         second = first
     elif what == "alike in one table":
         second = RowBatch(first.ids[:60], first.rows[:60], [0, 60, 60])
-    elif what == "new rows":
+    elif what == "rows that are admitted":
         second = RowBatch(np.array([COUNT + 3]), second.rows[:1], [0, 0, 1])
     before = _all_of(tables, 3)
-    assert update_there(tables, [first, second], updaters[0], OWN, [np.empty] * 2) is None
+    assert update_parts(tables, [first, second], updaters[0], OWN, [np.empty] * 2) is None
     assert _all_of(tables, 3) == before
 
 
@@ -184,7 +252,7 @@ def test_if_the_step_with_parts_fails_no_row_has_changed():
         _all_of(tables, 3),
     )
     with pytest.raises(RuntimeError):
-        update_there(tables, [_batch(rng, (40, 40), 3) for _ in range(2)], failing, OWN, [np.empty] * 2)
+        update_parts(tables, [_batch(rng, (40, 40), 3) for _ in range(2)], failing, OWN, [np.empty] * 2)
     assert _all_of(tables, 3) == before
 
 
@@ -196,7 +264,7 @@ def test_of_many_rows_a_sample_tells_whether_they_are_alike(second, apart):
     ones = np.ones((7000, 1), np.float32)
     table.update(np.arange(7000), ones.copy(), updater)
     batches = [RowBatch(np.array(ids, np.int64), ones[: len(ids)], [0, len(ids)]) for ids in (range(3400), second)]
-    made = update_there([table], batches, updater, OWN, [np.empty] * 2)
+    made = update_parts([table], batches, updater, OWN, [np.empty] * 2)
     assert (made is not None) == apart
     pulled = np.empty((7000, 1), np.float32)
     table.pull(np.arange(7000), pulled)
@@ -212,7 +280,7 @@ def test_an_update_of_rows_that_are_there_has_the_bits_of_any_update(name, kind)
     one, other, updater = tables[kind], _parted_tables(name, width)[0][kind], updaters[kind]
     batch = _batch(rng, [40], width)
     before = batch.rows.copy()
-    (rows,) = update_there([one], [batch], updater, OWN, [np.empty])
+    (rows,) = update_parts([one], [batch], updater, OWN, [np.empty])
     other.update(batch.ids, before.copy(), updater)
     assert (batch.rows == before).all()
     assert (one.version, one.steps) == (other.version, other.steps)
@@ -222,12 +290,12 @@ def test_an_update_of_rows_that_are_there_has_the_bits_of_any_update(name, kind)
     assert _all_of([one], width) == _all_of([other], width)
 
 
-def test_rows_that_are_to_be_made_and_tables_whose_rows_go_are_updated_otherwise():
+def test_tables_that_choose_their_rows_are_updated_otherwise():
     updater = RowUpdater(describe("sgd", {"learning_rate": 0.1}), 0, "float32", 4, False)
-    for table in (RowTable(Table(shape=(9, 4))), RowTable(Table(dim=4)), RowTable(Table(dim=4, evict=[Unseen(3)]))):
+    for table in (RowTable(Table(dim=4, admit=MinCount(2))), RowTable(Table(dim=4, evict=[Unseen(3)]))):
         table.use(updater)
         batch = RowBatch(np.array([1, 3]), np.ones((2, 4), np.float32), [0, 2])
-        assert update_there([table], [batch], updater, OWN, [np.empty]) is None
+        assert update_parts([table], [batch], updater, OWN, [np.empty]) is None
         assert table.version == 0
 
 
@@ -382,7 +450,7 @@ def test_rows_are_read_changed_and_written_as_one_by_one(kind, space):
     tables, others = made(kind, space), made(kind, None)
     ids = [np.array([2, 8]), np.array([], np.int64), np.array([0, 8, 14, 28])]
     joint = JointTables(tables)
-    places = joint.live(*joined(ids))
+    places = joint.places(*joined(ids))
     assert (places.at is not None) == (space is not None)
     rows, states = (
         np.empty((6, WIDTH), np.float32),
@@ -398,16 +466,17 @@ def test_rows_are_read_changed_and_written_as_one_by_one(kind, space):
     frozen.thaw()
     for table, own, part in zip(others, ids, places.parts, strict=True):
         slots = RowTable.found_in_all([table], own, [0, len(own)])
-        table.stepped([slots])
+        table.stepped()
         table.write(slots, rows[part] + 1, {name: -value[part] for name, value in states.items()})
     assert state(tables) == state(others)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_places_where_a_row_is_missing(kind, space):
+def test_places_say_which_rows_are_missing(kind, space):
     joint = JointTables(made(kind, space))
-    assert joint.live(np.array([2, 3, 2]), [0, 1, 2, 3]) is None
-    assert joint.live(np.array([], np.int64), [0] * 4).slots.tolist() == []
+    places = joint.places(np.array([2, 3, 2]), [0, 1, 2, 3])
+    assert (places.new.tolist(), places.slots[1], tuple(places.new_ids)[1]) == ([1], -1, [0, 0, 1, 1])
+    assert joint.places(np.array([], np.int64), [0] * 4).slots.tolist() == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -437,7 +506,7 @@ def test_rows_that_count_as_gone_are_not_pulled(space):
 
 def test_a_table_of_its_own_among_others(space):
     tables = [*made("fixed", space)[:2], made("fixed", None)[2]]
-    places = JointTables(tables).live(np.array([2] * 3), [0, 1, 2, 3])
+    places = JointTables(tables).places(np.array([2] * 3), [0, 1, 2, 3])
     assert places.at is None
 
 

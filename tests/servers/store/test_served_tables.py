@@ -21,6 +21,7 @@ from asking_rows import (
 
 from kvstore import wire
 from kvstore.table import Capacity, MinCount, Table
+from servers.store import served_tables
 from servers.store.served_tables import MOST
 
 
@@ -156,8 +157,9 @@ def test_a_worker_keeps_its_last_few_freezes_and_nobody_elses():
     text_of(desk.reply(b, read_frozen(b, others)), "UsageError")
 
 
-def test_the_ids_of_rows_that_have_gone_are_read_too_and_too_long_pages_are_refused():
-    desk = optimized(with_tables(1, tables={7: Table(dim=2, evict=Capacity(1)), 8: Table(shape=(1 << 20, 64))}), lr=1.0)
+def test_the_ids_of_rows_that_have_gone_are_read_too_and_too_long_pages_are_refused(monkeypatch):
+    monkeypatch.setattr(served_tables, "MAX_PAGE_BYTES", 40)
+    desk = optimized(with_tables(1, tables={7: Table(dim=2, evict=Capacity(1)), 8: Table(shape=(1 << 20, 2))}), lr=1.0)
     (a,) = desk.workers
     desk.reply(a, push_rows(a, {7: {1: (1, 1)}}, 1))
     first = desk.reply(a, freeze(a, 7, clock=1))
@@ -166,9 +168,10 @@ def test_the_ids_of_rows_that_have_gone_are_read_too_and_too_long_pages_are_refu
     page = desk.reply(a, read_frozen(a, frozen.number, gone=True))
     assert (frozen.gone, page.count) == (1, 1)
     assert np.frombuffer(page.buffers[0], np.int64).tolist() == [1]
-    large = desk.reply(a, freeze(a, 8))
+    desk.reply(a, push_rows(a, {8: dict.fromkeys(range(5), (1, 1))}, 1))
+    large = desk.reply(a, freeze(a, 8, clock=1))
     text = text_of(desk.reply(a, read_frozen(a, large.number, 0, 1 << 20)), "UsageError")
-    assert text == "a page of 1048576 rows of 't8' is too long: ask for 1016800 at most"
+    assert text == "a page of 5 rows of 't8' is too long: ask for 2 at most"
 
 
 def test_a_stripe_that_there_cannot_be_is_refused():
