@@ -430,14 +430,17 @@ class DistStore(KVStore):
 
     def publish_state(self, state_dict: Mapping[str, Any], *, label: str = "", dtype: Any = None) -> int:
         self._check()
-        if self.rank == 0:
-            state = self._publishing.rounded(state_dict, dtype)
-            new = [key for key in state if key not in self._entries]
-            self._publishing.put(state)
-            if new:
-                most = self._pieces.of(self._entries.nbytes + sum(state[key].nbytes for key in new))
-                self.init(new, [state[key] for key in new])
-                self._publishing.put_first(new, most)
+        if not isinstance(state_dict, Mapping):
+            raise UsageError(f"state_dict must be arrays by name, not a {type(state_dict).__name__}")
+        if self.rank != 0:
+            return self._publishing.count()
+        state = self._publishing.rounded(state_dict, dtype)
+        new = [key for key in state if key not in self._entries]
+        self._publishing.put(state)
+        if new:
+            most = self._pieces.of(self._entries.nbytes + sum(state[key].nbytes for key in new))
+            self.init(new, [state[key] for key in new])
+            self._publishing.put_first(new, most)
         return self._publishing.publish(list(state_dict), label, None)
 
     # ---- the job

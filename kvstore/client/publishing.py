@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from kvstore.client.resuming import TrainedStore
 from kvstore.errors import UsageError
 from kvstore.lineage import new_lineage
 from kvstore.member.outstanding import Question, ready
-from kvstore.spec import Key, require_same, shorten
+from kvstore.spec import Key, require_same, shorten, without_value
 from kvstore.values import Leaving, as_dtype, as_tensor, spec_of
 from kvstore.values.any_arrays import Column
 from kvstore.wire.versions import PUBLISHED, WIDE
@@ -28,6 +28,7 @@ class Publishing:
         self.number = 0
         self._requests, self._store = requests, store
         self._lineage = new_lineage()
+        self._dtypes: dict[Key, str] = {}  # what each key is published as
         self._put: list[tuple[list[Key], int]] = []  # keys whose values ``put`` gives, with the bytes of a message
         self._begun = 0  # the highest round that this worker has begun
 
@@ -46,15 +47,21 @@ class Publishing:
         It returns when they have noted it: no round that this worker takes part in can be over before.
         """
         rounded = _rounded(dtype)
-        if not isinstance(label, str) or len(label) > MOST_LABEL:
-            raise UsageError(f"label={label!r} must be a text of at most {MOST_LABEL} characters")
+        if not isinstance(label, str) or len(label) > MOST_LABEL or _is_broken(label):
+            raise UsageError(f"label={label!r:.300} must be a text of at most {MOST_LABEL} characters")
         entries = self._store.entries
         chosen = self._chosen(keys, entries)
-        number = self.number + 1
+        self._dtypes |= self._published_as(chosen, entries, rounded)
+        # Counted before anybody is asked: after an exception some servers may have the version, and numbers must rise.
+        number = self.count()
         if self._requests.session.rank == 0:
             self._ask(chosen, number, label, rounded)
-        self.number = number
         return number
+
+    def count(self) -> int:
+        """Count a version that worker 0 makes; return its number."""
+        self.number += 1
+        return self.number
 
     # ---- states of arrays that are elsewhere
 
@@ -92,12 +99,24 @@ class Publishing:
         """Return the keys of arrays among ``keys``; the rows of tables are not published."""
         if keys is None:
             return [key for key in entries if key not in entries.tables]
-        listed = list(keys) if isinstance(keys, list | tuple) else [keys]
+        listed = [keys] if isinstance(keys, str | int) or not isinstance(keys, Iterable) else list(keys)
         for key in listed:
+            if key not in entries:
+                raise without_value(key, entries, " on this worker")
             if key in entries.tables:
                 raise UsageError(f"key {key!r} is a table, and arrays alone are published")
-            entries[key]  # raises what a push would
         return listed
+
+    def _published_as(self, keys: list[Key], entries: Entries, rounded: str | None) -> dict[Key, str]:
+        """Return the dtype of each key's published values; the servers' answers must not differ."""
+        dtypes = {}
+        for key in keys:
+            source = entries.specs[entries.kinds[entries.places[key]]].dtype
+            wanted = rounded if rounded and source in WIDE else source
+            dtypes[key] = self._dtypes.get(key, wanted)
+            if rounded and dtypes[key] != wanted:
+                raise UsageError(f"key {key!r} is published as {dtypes[key]}, and cannot be published as {wanted}")
+        return dtypes
 
     def _ask(self, keys: list[Key], number: int, label: str, rounded: str | None) -> None:
         requests, entries, pushed = self._requests, self._store.entries, self._store.clocks.pushed
@@ -124,6 +143,11 @@ class Publishing:
 
 
 MOST_LABEL = 256  # characters
+
+
+def _is_broken(text: str) -> bool:
+    """Whether ``text`` has halves of surrogate pairs, which no message can have."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _rounded(dtype: Any) -> str | None:

@@ -273,7 +273,16 @@ class Follower:
         source: Source,
     ) -> None:
         self.version, self.label = 0, ""
-        self._arrays = {name: as_output(array) for name, array in arrays.items()}
+        # What cannot be written to is refused if it is published, and else left as it is.
+        self._refused: dict[str, UsageError] = {}
+        self._arrays: dict[str, torch.Tensor] = {}
+        for name, array in arrays.items():
+            try:
+                self._arrays[name] = _target(array)
+            except UsageError as exc:
+                self._refused[name] = UsageError(f"{name!r} cannot follow: {exc}")
+                if strict:
+                    raise self._refused[name] from None
         self._names, self._strict, self._on_update = dict(names), strict, on_update
         self._source, self._session = source, source.session
         self._copy: PublishedCopy | None = None
@@ -362,8 +371,8 @@ class Follower:
         for name, key in list(self._names.items()):
             if key not in left_out:
                 continue
-            array = self._arrays[name]
-            tied = any(
+            array = self._arrays.get(name)
+            tied = array is not None and any(
                 other.data_ptr() == array.data_ptr() and other.shape == array.shape
                 for more, other in self._arrays.items()
                 if self._names[more] not in left_out
@@ -373,8 +382,11 @@ class Follower:
                     f"{name!r} is not published: no version has key {key!r}. Leave it out, give names=, or pass "
                     "strict=False, which leaves such arrays as they are"
                 )
-            del self._names[name], self._arrays[name]
+            del self._names[name]
+            self._arrays.pop(name, None)
         for name, key in self._names.items():
+            if name in self._refused:
+                raise self._refused[name]
             shape = tuple(self._arrays[name].shape)
             if shape != values[key].spec.shape:
                 raise Mismatch(f"{name!r} has shape {shape}, and key {key!r} has {values[key].spec.shape}")
@@ -476,6 +488,15 @@ class Follower:
         self._torn = False
         if self._on_update is not None:
             self._on_update(changed)
+
+
+def _target(array: Any) -> torch.Tensor:
+    tensor = as_output(array)
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        raise UsageError(
+            "a tensor that was made in inference mode cannot be written to outside of it: pass its clone()"
+        )
+    return tensor
 
 
 def _take(copy: PublishedCopy, ask: VersionAsk, brought: list[bool], reply: wire.VersionRead) -> None:

@@ -23,7 +23,7 @@ from kvstore.reading.follower import Follower, Source
 from kvstore.reading.held import HeldRows, HeldValue, ReadSegment, RowsOfServer, reads_of, reads_of_rows
 from kvstore.reading.reader_session import Ask, ReaderSession
 from kvstore.rows.row_arguments import Wanted
-from kvstore.spec import Key, Spec, check_key, require_same
+from kvstore.spec import Key, Spec, check_key, require_same, shorten
 from kvstore.table import Table, TableSpec
 from kvstore.transport import Transport
 from kvstore.transport.choose import links
@@ -284,10 +284,18 @@ class Reader:
                 Values are converted to their dtypes, as ``load_state_dict`` does.
             names: the key under which each array is published, where it has another name: a dict, which need not have
                 all, or a function.
-            strict: whether each array must be published. If False, arrays that are not (buffers of a module, tables)
-                stay as they are.
+            strict: whether each array must be published. If False, arrays that the first version lacks (buffers of a
+                module, tables) stay as they are, in later versions too.
             on_update: called after each update with the names of the arrays that have changed.
         """
+        if not state_dict:
+            raise UsageError("state_dict has no arrays: pass those that are to follow, by name")
+        if (
+            names is not None
+            and not callable(names)
+            and (unknown := [name for name in names if name not in state_dict])
+        ):
+            raise UsageError(f"names has {shorten(unknown)}, which state_dict lacks")
         renamed = names if callable(names) else {**dict(zip(state_dict, state_dict, strict=True)), **(names or {})}.get
         keys = {name: check_key(renamed(name)) for name in state_dict}
         source = Source(self._find, self._keys, self._ask, self._session, self._lock)

@@ -126,7 +126,8 @@ def test_a_job_publishes_every_few_rounds_and_weights_that_are_elsewhere() -> No
 def test_a_state_is_published_by_worker_0_alone() -> None:
     def work(store: DistStore) -> None:
         module = torch.nn.Sequential(torch.nn.Linear(70, 50), torch.nn.BatchNorm1d(50))
-        if store.rank:
+        if store.rank:  # its own values do not count
+            assert store.publish_state({"other": torch.zeros(1)}) == 1
             return
         follows = torch.nn.Sequential(torch.nn.Linear(70, 50), torch.nn.BatchNorm1d(50))
         with reader_of(job) as reader:
@@ -144,6 +145,39 @@ def test_a_state_is_published_by_worker_0_alone() -> None:
             store.publish(["0.bias"], dtype=torch.bfloat16)
 
     with job_with_readers(workers=2) as job:
+        job.run(work)
+
+
+def test_what_is_refused_ends_nothing() -> None:
+    def work(store: DistStore) -> None:
+        store.init(["f", "i", "j"], [torch.zeros(3), torch.arange(SIZE), torch.arange(SIZE)])
+        assert store.publish() == 1
+        with pytest.raises(UsageError, match="'f' is published as float32, and cannot be published as bfloat16"):
+            store.publish(dtype=torch.bfloat16)
+        with pytest.raises(KeyNotInitialized, match="'nope' has no value"):
+            store.publish({"f", "nope"})
+        with pytest.raises(UsageError, match="must be a text"):
+            store.publish(label="\ud800")
+        with pytest.raises(UsageError, match="arrays by name, not a list"):
+            store.publish_state([1])  # type: ignore[arg-type]
+        assert store.publish() == 2
+        with torch.inference_mode():
+            inference = torch.zeros(3)
+        with reader_of(job) as reader:
+            mask, f = torch.zeros(3, dtype=torch.bool), torch.ones(3)
+            model = reader.follow({"f": f, "mask": mask}, strict=False)
+            assert model.wait_newer() == 2
+            assert f.tolist() == [0.0] * 3
+            with pytest.raises(UsageError, match=r"'mask' cannot follow: dtype torch\.bool"):
+                reader.follow({"f": f, "mask": mask})
+            with pytest.raises(UsageError, match="'f' cannot follow: a tensor that was made in inference mode"):
+                reader.follow({"f": inference}, strict=False).update()
+            with pytest.raises(UsageError, match="names has 'g', which state_dict lacks"):
+                reader.follow({"f": f}, {"g": "f"})
+            with pytest.raises(UsageError, match="no arrays"):
+                reader.follow({})
+
+    with job_with_readers(workers=1) as job:
         job.run(work)
 
 
