@@ -56,7 +56,7 @@ demo-faults: $(EXTRA)-examples $(EXTRA)-test  ## the demo, undisturbed and with 
 
 # Many tests wait for processes, and clusters more so: more of them at a time are faster on two cores, too.
 PARALLEL := -n 4 --dist worksteal
-PARALLEL_ALL := -n 6 --dist worksteal
+PARALLEL_ALL := -n 5 --dist worksteal
 
 # pytest compiles the assertions of all tests, once, in ten seconds. In a fresh clone each of the processes would do so.
 COMPILED := tests/__pycache__/test_docs.cpython-*-pytest-*.pyc
