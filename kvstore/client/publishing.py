@@ -18,7 +18,7 @@ from kvstore.member.outstanding import Question, ready
 from kvstore.spec import Key, require_same, shorten, without_value
 from kvstore.values import Leaving, as_dtype, as_tensor, spec_of
 from kvstore.values.any_arrays import Column
-from kvstore.wire.versions import PUBLISHED, WIDE
+from kvstore.wire.versions import PUBLISHED, published_as
 
 
 class Publishing:
@@ -70,7 +70,7 @@ class Publishing:
         rounded = _rounded(dtype)
         tensors = {key: as_tensor(array) for key, array in state.items()}
         return {
-            key: (tensor.to(as_dtype(rounded)) if rounded and spec_of(tensor).dtype in WIDE else tensor).contiguous()
+            key: tensor.to(as_dtype(published_as(spec_of(tensor).dtype, rounded))).contiguous()
             for key, tensor in tensors.items()
         }
 
@@ -108,11 +108,13 @@ class Publishing:
         return listed
 
     def _published_as(self, keys: list[Key], entries: Entries, rounded: str | None) -> dict[Key, str]:
-        """Return the dtype of each key's published values; the servers' answers must not differ."""
+        """Return the dtype in which each key is published.
+
+        It is checked here, too: if one server refused a version that another has made, no reader would ever have it.
+        """
         dtypes = {}
         for key in keys:
-            source = entries.specs[entries.kinds[entries.places[key]]].dtype
-            wanted = rounded if rounded and source in WIDE else source
+            wanted = published_as(entries.specs[entries.kinds[entries.places[key]]].dtype, rounded)
             dtypes[key] = self._dtypes.get(key, wanted)
             if rounded and dtypes[key] != wanted:
                 raise UsageError(f"key {key!r} is published as {dtypes[key]}, and cannot be published as {wanted}")

@@ -151,14 +151,12 @@ class PublishedCopy:
     """See the module. Pure; ``segments`` are those of each array, in the order of their elements.
 
     Attributes:
-        lineage, number, label: of the version that all pieces have when ``whole``; before that, that they are to have.
-        asked: bytes of changes that have come.
+        lineage, number, label: of the newest version of which an answer has come. All pieces are to have it.
     """
 
     def __init__(self, arrays: Mapping[Key, tuple[int, Sequence[ReadSegment]]]) -> None:
         self.arrays = {key: PublishedArray(key, size, segments) for key, (size, segments) in arrays.items()}
         self.lineage, self.number, self.label = UNKNOWN, 0, ""
-        self.nbytes = 0
         # By server, segments one after the other, since a server answers as far as it comes.
         self._segments: dict[int, list[tuple[int, PublishedArray, list[int]]]] = {}
         for key, (_, segments) in arrays.items():
@@ -231,7 +229,6 @@ class PublishedCopy:
                 buffers.append(buffer[start : start + length])
                 start += length
             array.take(place, reply.number, dtype, buffers, told)
-        self.nbytes += len(buffer)
         return count > 0 or not ask.parts
 
 

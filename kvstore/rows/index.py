@@ -394,17 +394,17 @@ class FixedSlots:
         return insert_in_fixed([self], ids, [0, len(ids)])
 
     def ids_of(self, slots: Positions | Entries) -> Ids:
-        ids = self.places.items.take(slots).astype(np.int64, copy=False)
-        ids *= self._stripes
-        ids += self._stripe
-        return ids
+        return self._ids_at(self.places.items.take(slots).astype(np.int64, copy=False))
 
     def missing(self) -> Ids:
         """Return the ids that have no slot, rising."""
-        ids: Ids = np.flatnonzero(self.entries.items[: self.most] == 0)
-        ids *= self._stripes
-        ids += self._stripe
-        return ids
+        return self._ids_at(np.flatnonzero(self.entries.items[: self.most] == 0))
+
+    def _ids_at(self, places: Positions) -> Ids:
+        """Return the ids of ``places``, in the same memory."""
+        places *= self._stripes
+        places += self._stripe
+        return places
 
     def slots(self) -> Positions:
         """Return the slots of all rows that are made, rising."""

@@ -21,9 +21,9 @@ _Kind: TypeAlias = "tuple[str, int | None, np.dtype[Any]]"
 
 
 class GrownTables:
-    """Tables to which rows have come. Whoever has time has memory for the next ones: the system takes long for it.
+    """Tables to which rows have come. A server that waits touches memory for the next rows, so that no round does.
 
-    A page of 4 KB that is new costs 0.3 us; 3 to 25 in a virtual machine that gets it from its host.
+    The system takes 0.3 us to add a page of 4 KB, or 3 to 25 us in a virtual machine that gets it from its host.
 
     Args:
         clock: in seconds of this thread: in those of others, it waits for a core.

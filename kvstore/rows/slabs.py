@@ -194,7 +194,8 @@ class Slab:
             page = start // HUGE
             end = min(stop, (page + 1) * HUGE)
             if not loaded and end - max(start, there) >= HUGE // 2:
-                self.memory.touch(end - PAGE, end)  # of which one small page is there, a touch makes no huge one
+                # At a touch Linux makes a huge page, unless there is a small one: so the last small page comes first.
+                self.memory.touch(end - PAGE, end)
             more |= self.memory.use(page, end - start)
             start = end
         while more and loaded:

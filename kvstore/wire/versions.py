@@ -26,6 +26,11 @@ Label = Annotated[str, f.text(256)]
 Rounded = Annotated["str | None", f.optional(f.choice(*PUBLISHED))]
 
 
+def published_as(source: str, rounded: str | None) -> str:
+    """Return the dtype in which values of dtype ``source`` are published, if wider floating point is ``rounded``."""
+    return rounded if rounded is not None and source in WIDE else source
+
+
 def pieces(size: int) -> Iterator[tuple[int, int]]:
     """Yield the start and the stop of each piece of a segment of ``size`` elements."""
     for start in range(0, size, PIECE):

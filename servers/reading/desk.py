@@ -129,7 +129,8 @@ class ReadDesk:
         self._memory = memory
         # By reader, the one whose turn is next first, and by the number of the request.
         self._waiting: OrderedDict[wire.Node, dict[int, tuple[bytes, Read]]] = OrderedDict()
-        # Followers that wait for a newer version, the longest first, and how many there were when they were looked at.
+        # Followers that wait for a newer version, the longest first. ``_made`` is how many versions had been made when
+        # they were last looked at.
         self._parked: OrderedDict[wire.Node, tuple[bytes, wire.ReadVersion]] = OrderedDict()
         self._made = 0
         self._followers: OrderedDict[wire.Node, _Follower] = OrderedDict()  # the longest silent first
@@ -231,7 +232,7 @@ class ReadDesk:
         return bool(publishing.whole) and not has
 
     def _wake(self) -> None:
-        """Let followers be answered for whom there is a newer version."""
+        """Queue the requests of parked followers that have an older version than there is now."""
         made = sum(store.publishing.made for store in self.stores.values())
         if made == self._made:
             return

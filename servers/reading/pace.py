@@ -21,8 +21,8 @@ ARRIVAL_S = 0.00005  # what receiving one message of a reader is charged, since 
 # The most that readers can owe. A piece that takes longer is held up by the collector of garbage or by the system. With
 # a share of 1 %, readers would pay for a second of it by a wait of 100 s, and they give up after a minute.
 DEBT_S = 0.05
-# Of the time, for followers of what is published, where readers' share is smaller. What they get is little, and of use:
-# two followers of a version a second, of 10 million elements on a server, of which 1 % have changed, take 1.5 %.
+# The least share of the time that followers get, even where the readers' share is smaller. Their answers are short: two
+# followers take 1.5 % at one version a second, where 1 % of a server's 10 million elements change.
 FOLLOW_SHARE = 0.04
 IDLE_SHARE = 0.1  # of the time, in addition, while the host has time to spare
 LOOK_S = 1.0  # between two looks at the cores

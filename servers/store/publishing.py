@@ -23,7 +23,7 @@ from kvstore.lineage import UNKNOWN
 from kvstore.spec import ITEMSIZE, Key
 from kvstore.values import as_dtype
 from kvstore.wire import Buffer
-from kvstore.wire.versions import WIDE, pieces
+from kvstore.wire.versions import pieces, published_as
 from servers.store.bucket import Bucket
 from servers.store.buckets import Buckets
 from servers.store.recording import Recording
@@ -327,7 +327,7 @@ class Publishing:
             dtype = self._published_as(number, bucket.segments.keys[place], bucket.dtype, message.rounded)
             if number not in self._values:
                 new[number] = self._new(bucket.sizes[place], bucket.dtype, dtype)
-        # Recorded before the versions of its buckets are, and they are as on the standby now.
+        # The standby has the same buckets when it reads this record. The records of their versions come after it.
         if self._recording.on:
             self._recording.note(message)
         self._values |= new
@@ -339,8 +339,8 @@ class Publishing:
     def reached(self, buckets: Iterable[Bucket] | None = None) -> None:
         """Make the versions that ``buckets`` have reached the rounds of; of all buckets by default.
 
-        To be called after each update of a bucket, and before: a server that takes over may have a round of its primary
-        without the version.
+        Call it after each update of a bucket. Call it before one, too: a server that has just taken over may have its
+        primary's last round, and not the version of that round.
         """
         for bucket in self._buckets.all() if buckets is None else buckets:
             now = not isinstance(bucket.rounds, Rounds)
@@ -382,13 +382,13 @@ class Publishing:
                 del self.whole[old]
 
     def _published_as(self, number: int, key: Key, source: str, dtype: str | None) -> str:
+        wanted = published_as(source, dtype)
         known = self._values.get(number)
-        wanted = source if dtype is None or source not in WIDE else dtype
-        if known is None:
+        if not known:  # none of an empty segment, either
             return wanted
-        if known and dtype is not None and known[0].dtype != wanted:
+        if dtype is not None and known[0].dtype != wanted:
             raise UsageError(f"key {key!r} is published as {known[0].dtype}, and cannot be published as {wanted}")
-        return known[0].dtype if known else wanted
+        return known[0].dtype
 
     # ---- for a new standby
 
@@ -456,8 +456,3 @@ class Publishing:
         total = values.checksum(at)
         changes = values.changes(min(held, newest) or None, at)
         return None if total is None or changes is None else (total, changes)
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes of memory published values take."""
-        return sum(each.nbytes for values in self._values.values() for each in values)
