@@ -5,6 +5,7 @@ Those of one call are here as methods; a worker's barriers and pauses, which spa
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -111,13 +112,28 @@ class Requests:
         )
 
     def put_values(self, plan: Plan, values: Leaving) -> None:
-        operation = self.operation("init", plan.keys)
-        for parcel in plan.parcels:
-            peer = self.session.servers[parcel.server]
-            self._client.submit(
-                operation, ready, [_FirstValues(peer, operation, self.store, parcel, values, self.packer)]
-            )
-        operation.wait()
+        under_way: deque[Operation] = deque()
+        nbytes = AHEAD
+        try:
+            for parcel in plan.parcels:
+                if nbytes >= AHEAD:
+                    # All at once, a large model would take its size in messages, on pages that are touched once: that
+                    # takes longer than all copies.
+                    while len(under_way) > 1:
+                        under_way[0].wait()
+                        under_way.popleft()
+                    under_way.append(self.operation("init", plan.keys))
+                    nbytes = 0
+                nbytes += parcel.nbytes
+                operation, peer = under_way[-1], self.session.servers[parcel.server]
+                message = _FirstValues(peer, operation, self.store, parcel, values, self.packer)
+                self._client.submit(operation, ready, [message])
+            while under_way:
+                under_way[0].wait()
+                under_way.popleft()
+        finally:
+            for operation in under_way:
+                self._client.give_up(operation)
 
     def ready(self, keys: Sequence[Key], effect: Effect) -> None:
         """Report keys ready, which other workers may use from then on; this has ``effect``."""
@@ -256,6 +272,7 @@ class _Last(Question):
 
 # ---- optimizer states of whole arrays, and of the segments that servers hold
 
+AHEAD = 32 << 20  # bytes of first values; twice as many at most are on their way
 AT_ONCE = 64 << 20  # bytes of values whose states go in one message, which may have 2^16 frames
 
 

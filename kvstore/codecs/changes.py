@@ -41,7 +41,7 @@ def encode_changes(positions: Array | None, values: Array) -> list[Buffer]:
         values: all elements, 1-d, as unsigned integers of their bits.
 
     Returns:
-        A head and values, which share no memory with ``values``; nothing if there are no positions.
+        A head and values; nothing if there are no positions. If all values are there, they are ``values`` themselves.
     """
     size, itemsize = len(values), values.itemsize
     if not (size if positions is None else len(positions)):
@@ -54,7 +54,7 @@ def encode_changes(positions: Array | None, values: Array) -> list[Buffer]:
         else:
             form, where = _WHOLE, where[:0]
     if chosen is None:
-        chosen = values.copy()
+        chosen = values  # a copy would double the cost of the first version that a reader gets
     head = np.zeros(_HEAD + padded(where.nbytes, 8), np.uint8)
     head[:_HEAD].view(np.uint64)[0] = len(chosen) << 8 | form
     head[_HEAD : _HEAD + where.nbytes] = where.view(np.uint8)

@@ -9,9 +9,10 @@ changed since its pieces were fetched; so it catches up, and no server keeps any
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
+from itertools import chain, islice, zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -26,10 +27,13 @@ from kvstore.reading.reader_session import Ask, ReaderSession
 from kvstore.spec import Key, shorten
 from kvstore.table import TableSpec
 from kvstore.values import as_dtype, as_output
-from kvstore.wire.versions import NEVER, pieces
+from kvstore.wire.versions import NEVER, PIECE, pieces
 
 log = logging.getLogger(__name__)
 
+ANSWER = 4 * PIECE  # elements in one answer, about
+CHANGED_PART = 16  # of so many elements of a piece that was here before, one may have changed
+AT_ONCE = 3  # questions to one server: it makes an answer while this process takes one, and one is on its way
 MOST_DAMAGED = 3  # pieces that are fetched again in one update
 LEAST_PAUSE_S, MOST_PAUSE_S = 0.005, 0.1  # between two questions whether there is a newer version
 
@@ -139,12 +143,31 @@ def _copy_changes(buffers: Sequence[memoryview], source: torch.Tensor, out: torc
     out.index_copy_(0, where.to(out.device, non_blocking=True), values.to(out.device, non_blocking=True))
 
 
+class _Piece(NamedTuple):
+    """A piece of an array: the one of segment ``id`` after ``before`` others."""
+
+    id: int
+    before: int
+    array: PublishedArray
+    place: int  # among all pieces of the array
+
+    @property
+    def held(self) -> int:
+        return self.array.held[self.place]
+
+    @property
+    def size(self) -> int:
+        start, stop = self.array.ranges[self.place]
+        return stop - start
+
+
 class VersionAsk(NamedTuple):
-    """What one message asks for: pieces of arrays on one server, those of ``ids``."""
+    """What one message asks for: some pieces of segments ``ids`` on one server, from the ``first`` on."""
 
     server: int
     ids: list[int]
-    parts: list[tuple[PublishedArray, int]]
+    first: int
+    pieces: list[_Piece]
 
 
 class PublishedCopy:
@@ -157,47 +180,69 @@ class PublishedCopy:
     def __init__(self, arrays: Mapping[Key, tuple[int, Sequence[ReadSegment]]]) -> None:
         self.arrays = {key: PublishedArray(key, size, segments) for key, (size, segments) in arrays.items()}
         self.lineage, self.number, self.label = UNKNOWN, 0, ""
-        # By server, segments one after the other, since a server answers as far as it comes.
-        self._segments: dict[int, list[tuple[int, PublishedArray, list[int]]]] = {}
+        self._of_servers: dict[int, list[_Piece]] = {}
         for key, (_, segments) in arrays.items():
             place = 0
             for segment in segments:
-                count = len(list(pieces(segment.stop - segment.start)))
-                entry = segment.id, self.arrays[key], list(range(place, place + count))
-                self._segments.setdefault(segment.server, []).append(entry)
-                place += count
+                for before, _ in enumerate(pieces(segment.stop - segment.start)):
+                    piece = _Piece(segment.id, before, self.arrays[key], place)
+                    self._of_servers.setdefault(segment.server, []).append(piece)
+                    place += 1
 
     @property
     def servers(self) -> list[int]:
-        return list(self._segments)
+        return list(self._of_servers)
 
     def lacking(self) -> str:
         """Say which pieces are of another version, and on which servers."""
-        keys = [key for key, array in self.arrays.items() if any(held != self.number for held in array.held)]
-        servers = ", ".join(f"server {ask.server}" for ask in self.asks(False))
-        return f"{shorten(keys)} of {servers} are not there"
+        lacking = [
+            (piece.array.key, server)
+            for server, listed in self._of_servers.items()
+            for piece in listed
+            if piece.held != self.number
+        ]
+        servers = ", ".join(f"server {server}" for server in dict.fromkeys(server for _, server in lacking))
+        return f"{shorten(list(dict.fromkeys(key for key, _ in lacking)))} of {servers} are not there"
 
-    def asks(self, anew: bool) -> list[VersionAsk]:
-        """Return what to ask for: of each server all segments with a piece of another version than ``number``.
+    def asks(self) -> Iterator[VersionAsk]:
+        """Yield what to ask for, of servers in turn: all pieces that are of another version than ``number``.
 
-        ``anew``: of all servers, and for the newest version.
+        A server makes the next answer while this process takes one.
         """
-        asks = []
-        for server, segments in self._segments.items():
-            # From the first that lacks something on: what comes before it has come.
-            lacking = [
-                entry for entry in segments if anew or any(entry[1].held[place] != self.number for place in entry[2])
-            ]
-            if lacking:
-                parts = [(array, place) for _, array, places in lacking for place in places]
-                asks.append(VersionAsk(server, [number for number, _, _ in lacking], parts))
-        return asks
+        for asks in zip_longest(*(self._asks(server) for server in self._of_servers)):
+            yield from (ask for ask in asks if ask is not None)
 
-    def fields(self, ask: VersionAsk, anew: bool) -> dict[str, Any]:
-        held = [array.held[place] for array, place in ask.parts]
-        if held and len(set(held)) == 1:
-            held = held[:1]
-        return {"ids": ask.ids, "lineage": self.lineage, "held": held, "want": 0 if anew else self.number}
+    def _asks(self, server: int) -> Iterator[VersionAsk]:
+        chosen: list[_Piece] = []
+        room = 0
+        for piece in self._of_servers[server]:
+            if piece.held == self.number:
+                if chosen:  # what is asked for together lies side by side
+                    yield _ask_for(server, chosen)
+                    chosen = []
+                continue
+            if not chosen:
+                room = ANSWER
+            elif room <= 0:
+                yield _ask_for(server, chosen)
+                chosen, room = [], ANSWER
+            chosen.append(piece)
+            room -= piece.size // (CHANGED_PART if piece.held else 1)
+        if chosen:
+            yield _ask_for(server, chosen)
+
+    def fields(self, ask: VersionAsk) -> dict[str, Any]:
+        held = [piece.held for piece in ask.pieces]
+        return {"ids": ask.ids, "first": ask.first, "lineage": self.lineage, "held": held, "want": self.number}
+
+    def note(self, lineage: int, number: int, label: str) -> None:
+        """Note that there is a version: all pieces are to be of it, unless a newer one is known."""
+        if number and lineage != self.lineage:
+            for array in self.arrays.values():
+                array.forget()
+            self.lineage, self.number = lineage, 0
+        if number > self.number:
+            self.number, self.label = number, label
 
     def take(self, ask: VersionAsk, reply: wire.VersionRead) -> bool:
         """Take an answer; return whether it brought something.
@@ -206,30 +251,40 @@ class PublishedCopy:
             WireError: it is not one to this request, or what it brought is not what was published.
         """
         count = len(reply.counts)
-        if count > len(ask.parts):
-            raise WireError(f"an answer of {count} pieces where {len(ask.parts)} were asked for")
+        if count > len(ask.pieces):
+            raise WireError(f"an answer of {count} pieces where {len(ask.pieces)} were asked for")
         if not reply.number:
             return False
-        if reply.lineage != self.lineage:
-            for array in self.arrays.values():
-                array.forget()
-            self.lineage, self.number = reply.lineage, 0
-        if reply.number > self.number:
-            self.number, self.label = reply.number, reply.label
-        buffer = memoryview(reply.buffers[0]).cast("B") if reply.buffers else memoryview(b"")
-        if len(buffer) != sum(reply.lengths) or len(reply.buffers) > 1:
-            raise WireError(f"an answer of {len(buffer)} bytes, which says that it has {sum(reply.lengths)}")
-        lengths = iter(reply.lengths)
-        start = 0
-        columns = zip(ask.parts, reply.dtypes, reply.sums, reply.counts, strict=False)
-        for (array, place), dtype, told, changes in columns:
-            buffers = []
-            for _ in range(changes):
-                length = next(lengths)
-                buffers.append(buffer[start : start + length])
-                start += length
-            array.take(place, reply.number, dtype, buffers, told)
-        return count > 0 or not ask.parts
+        self.note(reply.lineage, reply.number, reply.label)
+        parts = _cut(reply.buffers, reply.lengths)
+        for piece, dtype, told, changes in zip(ask.pieces, reply.dtypes, reply.sums, reply.counts, strict=False):
+            piece.array.take(piece.place, reply.number, dtype, list(islice(parts, changes)), told)
+        return count > 0
+
+
+def _ask_for(server: int, chosen: list[_Piece]) -> VersionAsk:
+    return VersionAsk(server, list(dict.fromkeys(piece.id for piece in chosen)), chosen[0].before, chosen)
+
+
+def _cut(buffers: Sequence[wire.Buffer], lengths: Sequence[int]) -> Iterator[memoryview]:
+    """Return parts of such lengths, which are back to back in ``buffers``.
+
+    Raises:
+        WireError: they are not.
+    """
+    views = [memoryview(buffer).cast("B") for buffer in buffers]
+    if sum(map(len, views)) != sum(lengths):
+        raise WireError(f"an answer of {sum(map(len, views))} bytes, which says that it has {sum(lengths)}")
+    parts = []
+    at = start = 0
+    for length in lengths:
+        if length and start == len(views[at]):
+            at, start = at + 1, 0
+        if length and start + length > len(views[at]):
+            raise WireError("an answer with a part in two buffers")
+        parts.append(views[at][start : start + length] if length else memoryview(b""))
+        start += length
+    return iter(parts)
 
 
 class Source(NamedTuple):
@@ -237,7 +292,7 @@ class Source(NamedTuple):
 
     find: Callable[[Sequence[Key], float], list[HeldValue]]
     keys: Callable[[float], list[Key]]  # those that have values; with a deadline
-    ask: Callable[[str, Sequence[Key], Sequence[Ask], float], None]
+    ask: Callable[[str, Sequence[Key], Iterable[Ask], float, int], None]
     session: ReaderSession
     lock: AbstractContextManager[Any]
 
@@ -401,11 +456,11 @@ class Follower:
             for segment in value.segments[:1]:
                 ids.setdefault(segment.server, []).append(segment.id)
         asks = [
-            self._question(server, values[0].store, {"ids": listed, "held": [0], "want": NEVER}, _ignore)
+            self._question(server, values[0].store, {"ids": listed, "held": [], "want": NEVER}, _ignore)
             for server, listed in ids.items()
         ]
         try:
-            self._source.ask("follow", [value.key for value in values], asks, deadline)
+            self._source.ask("follow", [value.key for value in values], asks, deadline, len(asks))
         except KeyNotInitialized:
             if len(values) == 1:
                 return [values[0].key]
@@ -418,12 +473,12 @@ class Follower:
     def _question(self, server: int, store: int, fields: Mapping[str, Any], take: Callable[[Any], None]) -> Ask:
         return server, wire.ReadVersion, {"store": store, "lineage": UNKNOWN, **fields}, take
 
-    def _newest(self, server: int, store: int, deadline: float) -> tuple[int, int]:
-        """Return the newest version on a server: its lineage, and its number, which is 0 if there is none."""
+    def _newest(self, server: int, store: int, deadline: float) -> tuple[int, int, str]:
+        """Return the newest version on a server: lineage, number, which is 0 if there is none, and label."""
         replies: list[wire.VersionRead] = []
         fields = {"ids": [], "held": [], "want": 0}
-        self._source.ask("follow", (), [self._question(server, store, fields, replies.append)], deadline)
-        return replies[-1].lineage, replies[-1].number
+        self._source.ask("follow", (), [self._question(server, store, fields, replies.append)], deadline, 1)
+        return replies[-1].lineage, replies[-1].number, replies[-1].label
 
     def _wait(self, deadline: float) -> bool:
         """Wait for another version on one of the servers; return whether there is one. It costs two small messages."""
@@ -432,7 +487,7 @@ class Follower:
         fields = {"ids": [], "lineage": self._lineage, "held": [self.version], "want": 0, "newer": True}
         with suppress(DeadlineExceeded):
             question = self._question(self._copy.servers[0], self._store, fields, _ignore)
-            self._source.ask("wait_newer", list(self._copy.arrays), [question], deadline)
+            self._source.ask("wait_newer", list(self._copy.arrays), [question], deadline, 1)
             return True
         return False
 
@@ -446,16 +501,20 @@ class Follower:
         return True
 
     def _fetch(self, copy: PublishedCopy, deadline: float) -> bool:
-        """Have all pieces of one version, the newest that there was on any server; return whether there is one."""
-        anew, damaged = True, 0
-        while asks := copy.asks(anew):
+        """Have all pieces of one version, the newest that there was at first or later; return whether there is one."""
+        if copy.servers:
+            copy.note(*self._newest(copy.servers[0], self._store, deadline))
+        if not copy.number:
+            return False
+        damaged = 0
+        while (first := next(asks := copy.asks(), None)) is not None:
             brought: list[bool] = []
-            questions = [
-                self._question(ask.server, self._store, copy.fields(ask, anew), partial(_take, copy, ask, brought))
-                for ask in asks
-            ]
+            questions = (
+                self._question(ask.server, self._store, copy.fields(ask), partial(_take, copy, ask, brought))
+                for ask in chain([first], asks)
+            )
             try:
-                self._source.ask("update", list(copy.arrays), questions, deadline)
+                self._source.ask("update", list(copy.arrays), questions, deadline, AT_ONCE * len(copy.servers))
             except WireError as exc:
                 damaged += 1
                 if damaged > MOST_DAMAGED:
@@ -464,13 +523,10 @@ class Follower:
             except UsageError:
                 self._copy = None  # where keys are may have changed: stores are closed and made
                 raise
-            if not copy.number:
-                return False
             if not any(brought):  # a server does not have the version yet that another one has
                 if self._session.now() + LEAST_PAUSE_S >= deadline:
                     raise DeadlineExceeded(f"version {copy.number} is not whole in time: {copy.lacking()}")
                 self._session.pause(LEAST_PAUSE_S)
-            anew = False
         return True
 
     def _write(self, copy: PublishedCopy) -> None:

@@ -7,8 +7,9 @@ moved on by more rounds than the caller allows. So a value that has not changed 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from types import TracebackType
 from typing import Any
 
@@ -21,7 +22,7 @@ from kvstore.job.config import Config
 from kvstore.plain import scalar
 from kvstore.reading.follower import Follower, Source
 from kvstore.reading.held import HeldRows, HeldValue, ReadSegment, RowsOfServer, reads_of, reads_of_rows
-from kvstore.reading.reader_session import Ask, ReaderSession
+from kvstore.reading.reader_session import MOST_ASKED, Ask, ReaderSession
 from kvstore.rows.row_arguments import Wanted
 from kvstore.spec import Key, Spec, check_key, require_same, shorten
 from kvstore.table import Table, TableSpec
@@ -342,11 +343,13 @@ class Reader:
     def _which(self, **more: Any) -> dict[str, Any]:
         return {"name": self._store, **more}
 
-    def _ask(self, what: str, keys: Sequence[Key], asks: Sequence[Ask], deadline: float) -> None:
+    def _ask(
+        self, what: str, keys: Sequence[Key], asks: Iterable[Ask], deadline: float, at_once: int = MOST_ASKED
+    ) -> None:
         if self._session.closed:
             raise UsageError("this reader is closed")
         try:
-            self._session.ask(what, keys, asks, deadline)
+            self._session.ask(what, keys, asks, deadline, at_once)
         except UsageError:
             self._values.clear()  # where keys are may have changed: stores are closed and made
             raise
@@ -371,14 +374,12 @@ class Reader:
             value.pulled = min(numbers), max(numbers)
 
     def _all(self, what: str, keys: Sequence[Key], asks: Sequence[Ask], deadline: float) -> None:
-        """Ask servers, each for a few answers at a time."""
-        waiting: dict[int | None, list[Ask]] = {}
+        """Ask servers in turn, for a few answers at a time."""
+        of_servers: dict[int | None, list[Ask]] = {}
         for ask in asks:
-            waiting.setdefault(ask[0], []).append(ask)
-        while waiting:
-            batch = [ask for listed in waiting.values() for ask in listed[:AT_ONCE]]
-            waiting = {server: listed[AT_ONCE:] for server, listed in waiting.items() if len(listed) > AT_ONCE}
-            self._ask(what, keys, batch, deadline)
+            of_servers.setdefault(ask[0], []).append(ask)
+        in_turn = (ask for asked in zip_longest(*of_servers.values()) for ask in asked if ask is not None)
+        self._ask(what, keys, in_turn, deadline, AT_ONCE * len(of_servers))
 
 
 def _slack(max_staleness: int) -> int:

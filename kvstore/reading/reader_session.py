@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from kvstore.transport.system_sockets import listening
 LATE_S = 1.0  # an answer that takes longer may not come from there
 GONE_S = 5.0  # nobody has listened for so long: it is not started again
 FRESH_S = 20.0  # how long the servers' places count as known, and the scheduler counts this reader without hearing it
+MOST_ASKED = 64  # questions that wait for an answer
 AGAIN_S = 0.1  # between two questions whether all members have joined
 CLOSE_S = 0.5  # how long goodbyes may take to leave
 
@@ -90,8 +93,12 @@ class ReaderSession:
     def num_servers(self) -> int:
         return len(self._servers)
 
-    def ask(self, what: str, keys: Sequence[Key], asks: Sequence[Ask], deadline: float) -> None:
+    def ask(
+        self, what: str, keys: Sequence[Key], asks: Iterable[Ask], deadline: float, at_once: int = MOST_ASKED
+    ) -> None:
         """Ask, and return when all answers have been taken.
+
+        At most ``at_once`` questions wait for an answer. Each other one of ``asks`` is made when it can be asked.
 
         Raises:
             DeadlineExceeded: somebody has not answered; the message says who.
@@ -101,17 +108,25 @@ class ReaderSession:
         if self._clock() - self._looked_at > FRESH_S:
             self._look()
         operation = Operation(what, keys, self._client)
-        questions = [
+        questions = (
             Question(self._scheduler if server is None else self._servers[server], operation, kind, fields, take)
             for server, kind, fields, take in asks
-        ]
-        self._client.ask(operation, *questions)
+        )
         try:
-            while not self._client.settle(operation, max(0.0, min(LATE_S, deadline - self._clock()))):
-                if self._clock() >= deadline:
-                    raise self._late(operation)
-                self._raise_if_over()
-                self._look()
+            while True:
+                asked = list(islice(questions, at_once - len(operation.open)))
+                if asked:
+                    self._client.ask(operation, *asked)
+                if operation.error is not None:  # what the others bring is of no use
+                    self._client.give_up(operation)
+                if not operation.open:
+                    break
+                answered = partial(_fewer_open, operation, len(operation.open))
+                while not self._client.wait_until(answered, max(0.0, min(LATE_S, deadline - self._clock()))):
+                    if self._clock() >= deadline:
+                        raise self._late(operation)
+                    self._raise_if_over()
+                    self._look()
         except BaseException:  # Ctrl-C, too: an answer that comes later must not write into the caller's array
             self._client.give_up(operation)
             raise
@@ -227,6 +242,10 @@ class ReaderSession:
             "workers go first, and readers get the time that is left (KVSTORE_READER_SHARE)",
             silent,
         )
+
+
+def _fewer_open(operation: Operation, count: int) -> bool:
+    return len(operation.open) < count
 
 
 def _may_come_back(endpoint: str) -> bool:

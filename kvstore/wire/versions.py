@@ -96,17 +96,19 @@ class PublishedState(Message):
 
 @message(158)
 class ReadVersion(Request):
-    """From a reader to a server: how have the pieces of segments ``ids`` changed since the versions that I have?
+    """From a reader to a server: how have pieces of segments ``ids`` changed since the versions that I have?
 
-    Without ``ids``: which version is there? If ``newer``: once there is another one than the one I have.
+    They are as many as ``held`` has versions, from piece ``first`` of these segments on. Without ``ids``: which version
+    is there? If ``newer``: once there is another one than the one I have.
     """
 
     store: f.Store
     ids: f.Ids
     lineage: f.Lineage  # of the numbers
-    held: Numbers  # the version that I have of each piece, 0 for none; one number alone is that of all
+    held: Numbers  # the version that I have of each piece, 0 for none; without ``ids``, of everything
     want: Number  # the version that I want; 0 for the newest. If it is not there any more, a later one comes
     newer: Annotated[bool, f.flag] = False  # whether the answer waits for another version than the one that I have
+    first: Number = 0
 
 
 @message(159)
@@ -123,7 +125,7 @@ class VersionRead(Reply):
     sums: Annotated[list[int], f.integers(0, 2**64 - 1)]
     # ... how many buffers its changes are; 0 if it has not changed
     counts: Annotated[list[int], f.integers(0, 16)]
-    lengths: f.Lengths  # of all these buffers, which are in ``buffers``, back to back
+    lengths: f.Lengths  # of all these, which are back to back in ``buffers``; none is in two of them
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
     def __post_init__(self) -> None:

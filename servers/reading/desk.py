@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
@@ -263,7 +263,8 @@ def _refused(peer: bytes, request: wire.Request, text: str) -> Outbox:
     return [(peer, refuse(peer, request, UsageError(text)).reply)]
 
 
-MOST_CHANGED = 4 << 20  # bytes of changes in one answer; then the next request goes on
+MOST_CHANGED = 8 << 20  # bytes of changes in one answer; then the next request goes on
+LONG = 1 << 16  # bytes of a piece's changes from which on they are a buffer of their own, and so are copied only once
 
 
 class PublishedRead:
@@ -278,11 +279,12 @@ class PublishedRead:
         if publishing.pending:
             publishing.reached()
         self._store, self._message, self._memory = store, message, memory
-        self._parts = publishing.pieces_of(message.ids) if publishing.whole else []
-        held = message.held if message.lineage == publishing.lineage else [0]
-        self._held = held * len(self._parts) if len(held) == 1 else held
-        if len(self._held) != len(self._parts):
-            raise WireError(f"{message.node} sent {len(self._held)} versions of {len(self._parts)} pieces")
+        count = len(message.held) if message.ids else 0
+        found = publishing.pieces_of(message.ids) if publishing.whole else []
+        self._parts = found[message.first : message.first + count]
+        self._held = message.held if message.lineage == publishing.lineage else [0] * count
+        if len(self._parts) != count and publishing.whole:
+            raise WireError(f"{message.node} sent {count} versions of {len(self._parts)} pieces")
         self._number = publishing.newest
         if message.lineage == publishing.lineage and message.want in publishing.whole:
             self._number = message.want
@@ -291,7 +293,9 @@ class PublishedRead:
         self._label = publishing.whole.get(self._number, "")
         self._sums: list[int] = []
         self._counts: list[int] = []
-        self._changes: list[wire.Buffer] = []
+        self._lengths: list[int] = []
+        self._short = bytearray()
+        self._buffers: list[wire.Buffer] = []
         self._nbytes = 0
 
     def step(self, nbytes: int) -> wire.VersionRead | None:
@@ -303,19 +307,19 @@ class PublishedRead:
             done += 1
         if done < len(self._parts) and nbytes <= 0 and self._nbytes < MOST_CHANGED:
             return None
-        buffers: list[wire.Buffer] = []
-        if self._nbytes:
-            buffer = self._memory.allocate(self._nbytes)
-            start = 0
-            for part in self._changes:
-                buffer[start : start + len(part)] = part
-                start += len(part)
-            buffers = [buffer]
+        self._end_short()
         dtypes = [values.dtype for values in self._parts[:done]]
-        lengths = [len(part) for part in self._changes]
         lineage = self._store.publishing.lineage
         return wire.VersionRead(
-            self._message.seq, lineage, self._number, self._label, dtypes, self._sums, self._counts, lengths, buffers
+            self._message.seq,
+            lineage,
+            self._number,
+            self._label,
+            dtypes,
+            self._sums,
+            self._counts,
+            self._lengths,
+            self._buffers,
         )
 
     def _take(self, place: int) -> bool:
@@ -331,9 +335,31 @@ class PublishedRead:
         total, changes = found
         self._sums.append(total)
         self._counts.append(len(changes))
-        self._changes += changes
-        self._nbytes += sum(map(len, changes))
+        lengths = [memoryview(part).nbytes for part in changes]
+        self._lengths += lengths
+        self._nbytes += sum(lengths)
+        if sum(lengths) < LONG:
+            for part in changes:
+                self._short += part
+        else:
+            self._end_short()
+            self._add(changes, sum(lengths))
         return True
+
+    def _end_short(self) -> None:
+        if self._short:
+            self._add([self._short], len(self._short))
+            self._short = bytearray()
+
+    def _add(self, parts: Sequence[wire.Buffer], nbytes: int) -> None:
+        """Copy ``parts``: the next version changes what they refer to."""
+        buffer = self._memory.allocate(nbytes)
+        start = 0
+        for part in parts:
+            view = memoryview(part).cast("B")
+            buffer[start : start + len(view)] = view
+            start += len(view)
+        self._buffers.append(buffer)
 
 
 MOST_ROWS = 1 << 16  # in one answer: looking at their ids is not done in pieces
