@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kvstore import wire
-from kvstore.codecs.changes import apply_changes, checksum, decode_changes
+from kvstore.codecs.changes import Array, checksum, decode_changes
 from kvstore.dynamo import outside_graphs
 from kvstore.errors import DeadlineExceeded, KeyNotInitialized, Mismatch, UsageError, WireError
 from kvstore.lineage import UNKNOWN
@@ -44,7 +44,8 @@ class PublishedArray:
     Attributes:
         flat: the values, as they are published; None before the first piece.
         held: of each piece, its version; 0 for none.
-        changes: of each piece, the changes since the program's array was written: None for the whole piece.
+        changes: of each piece, positions and values of what has changed since the program's array was written: None for
+            the whole piece.
     """
 
     def __init__(self, key: Key, size: int, segments: Sequence[ReadSegment]) -> None:
@@ -56,7 +57,7 @@ class PublishedArray:
         ]
         self.flat: torch.Tensor | None = None
         self.held = [0] * len(self.ranges)
-        self.changes: list[list[list[memoryview]] | None] = [None] * len(self.ranges)
+        self.changes: list[list[tuple[Array, Array]] | None] = [None] * len(self.ranges)
 
     def take(self, place: int, number: int, dtype: str, buffers: Sequence[memoryview], told: int) -> None:
         """Take a piece as it is in version ``number``.
@@ -72,24 +73,26 @@ class PublishedArray:
         before, self.held[place] = self.held[place], 0  # while it is written
         if buffers:
             piece = _bits(self.flat[start:stop])
-            apply_changes(buffers, piece)
+            positions, values = decode_changes(buffers, piece.dtype, stop - start)
+            piece[slice(None) if positions is None else positions] = values
             if checksum(piece) != told:
                 raise WireError(f"elements {start} to {stop} of key {self.key!r} are not those of version {number}")
-            self._note(place, buffers, stop - start)
+            self._note(place, positions, values)
         elif not before:
             raise WireError(f"no values of key {self.key!r}, of which this reader has none")
         self.held[place] = number
 
-    def _note(self, place: int, buffers: Sequence[memoryview], size: int) -> None:
+    def _note(self, place: int, positions: Array | None, values: Array) -> None:
         """Keep the changes for the program's array, in memory of this process, unless the piece is hardly longer."""
         known = self.changes[place]
-        if known is None or self.flat is None:
+        if known is None:
             return
-        nbytes = sum(len(part) for change in (*known, buffers) for part in change)
-        if 4 * nbytes > size * self.flat.element_size():
+        nbytes = sum(positions.nbytes + values.nbytes for positions, values in known)
+        start, stop = self.ranges[place]
+        if positions is None or 4 * (nbytes + positions.nbytes + values.nbytes) > (stop - start) * values.itemsize:
             self.changes[place] = None
         else:
-            known.append([memoryview(bytes(part)) for part in buffers])
+            known.append((positions, values.copy()))
 
     def write(self, out: torch.Tensor, whole: bool) -> bool:
         """Write into the program's array what has changed, or all; return whether that is anything."""
@@ -107,11 +110,11 @@ class PublishedArray:
             if whole or changes is None:
                 into[start:stop].copy_(self.flat[start:stop])
                 continue
-            for buffers in changes:
+            for positions, values in changes:
                 if out.device.type == "cpu" and out.dtype == self.flat.dtype:
-                    apply_changes(buffers, _bits(into[start:stop]))
+                    _bits(into[start:stop])[positions] = values
                 else:
-                    _copy_changes(buffers, self.flat[start:stop], into[start:stop])
+                    _copy_elements(positions, self.flat[start:stop], into[start:stop])
         return bool(places)
 
     def written(self) -> None:
@@ -130,12 +133,8 @@ def _bits(values: torch.Tensor) -> Any:
     return array.view(f"u{values.itemsize}")
 
 
-def _copy_changes(buffers: Sequence[memoryview], source: torch.Tensor, out: torch.Tensor) -> None:
-    """Copy the elements of ``source`` that changes name to ``out``, of another dtype or on a device."""
-    positions, _ = decode_changes(buffers, _bits(source).dtype, len(source))
-    if positions is None:
-        out.copy_(source)
-        return
+def _copy_elements(positions: Array, source: torch.Tensor, out: torch.Tensor) -> None:
+    """Copy elements of ``source`` to ``out``, of another dtype or on a device."""
     where = torch.from_numpy(positions)
     values = source[where].to(out.dtype)
     if out.is_cuda:  # what is pinned is copied while the next changes are decoded
