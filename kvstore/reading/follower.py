@@ -1,10 +1,4 @@
-"""Followers: arrays of the program that become, version by version, what a running job publishes.
-
-``PublishedCopy`` has what has been fetched, piece by piece, each of a version of its own. Once all pieces are of one
-version, and each has its checksum, ``Follower`` writes them into the program's arrays. So these are always of one
-version, whatever is lost on the way. A reader that is slower than the job publishes asks again only for what has
-changed since its pieces were fetched; so it catches up, and no server keeps anything for it.
-"""
+"""Followers: arrays of the program that become, version by version, what a running job publishes."""
 
 from __future__ import annotations
 
@@ -12,278 +6,29 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from itertools import chain, islice, zip_longest
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 
 from kvstore import wire
-from kvstore.codecs.changes import Array, checksum, decode_changes
 from kvstore.dynamo import outside_graphs
 from kvstore.errors import DeadlineExceeded, KeyNotInitialized, Mismatch, UsageError, WireError
 from kvstore.lineage import UNKNOWN
-from kvstore.reading.held import HeldValue, ReadSegment
+from kvstore.reading.held import HeldValue
+from kvstore.reading.published_copy import CopyMemory, Published, PublishedCopy, VersionAsk
 from kvstore.reading.reader_session import Ask, ReaderSession
+from kvstore.reading.shared_copy import SharingStalled
 from kvstore.spec import Key, shorten
 from kvstore.table import TableSpec
-from kvstore.values import as_dtype, as_output
-from kvstore.wire.versions import NEVER, PIECE, pieces
+from kvstore.values import as_output
+from kvstore.wire.versions import NEVER
 
 log = logging.getLogger(__name__)
 
-ANSWER = 4 * PIECE  # elements in one answer, about
-CHANGED_PART = 16  # of so many elements of a piece that was here before, one may have changed
 AT_ONCE = 3  # questions to one server: it makes an answer while this process takes one, and one is on its way
 MOST_DAMAGED = 3  # pieces that are fetched again in one update
 LEAST_PAUSE_S, MOST_PAUSE_S = 0.005, 0.1  # between two questions whether there is a newer version
-
-
-class PublishedArray:
-    """A published array as far as it has been fetched: of each of its pieces, the version, and its changes since.
-
-    Attributes:
-        flat: the values, as they are published; None before the first piece.
-        held: of each piece, its version; 0 for none.
-        changes: of each piece, positions and values of what has changed since the program's array was written: None for
-            the whole piece.
-    """
-
-    def __init__(self, key: Key, size: int, segments: Sequence[ReadSegment]) -> None:
-        self.key, self.size = key, size
-        self.ranges = [
-            (segment.start + start, segment.start + stop)
-            for segment in segments
-            for start, stop in pieces(segment.stop - segment.start)
-        ]
-        self.flat: torch.Tensor | None = None
-        self.held = [0] * len(self.ranges)
-        self.changes: list[list[tuple[Array, Array]] | None] = [None] * len(self.ranges)
-
-    def take(self, place: int, number: int, dtype: str, buffers: Sequence[memoryview], told: int) -> None:
-        """Take a piece as it is in version ``number``.
-
-        Raises:
-            WireError: it is not whole. It is as if it had never been fetched, then.
-        """
-        start, stop = self.ranges[place]
-        if self.flat is None:
-            self.flat = torch.empty(self.size, dtype=as_dtype(dtype), device="cpu")
-        if self.flat.dtype != as_dtype(dtype):
-            raise WireError(f"a piece of key {self.key!r} is {dtype}, and another one {self.flat.dtype}")
-        before, self.held[place] = self.held[place], 0  # while it is written
-        if buffers:
-            piece = _bits(self.flat[start:stop])
-            positions, values = decode_changes(buffers, piece.dtype, stop - start)
-            piece[slice(None) if positions is None else positions] = values
-            if checksum(piece) != told:
-                raise WireError(f"elements {start} to {stop} of key {self.key!r} are not those of version {number}")
-            self._note(place, positions, values)
-        elif not before:
-            raise WireError(f"no values of key {self.key!r}, of which this reader has none")
-        self.held[place] = number
-
-    def _note(self, place: int, positions: Array | None, values: Array) -> None:
-        """Keep the changes for the program's array, in memory of this process, unless the piece is hardly longer."""
-        known = self.changes[place]
-        if known is None:
-            return
-        nbytes = sum(positions.nbytes + values.nbytes for positions, values in known)
-        start, stop = self.ranges[place]
-        if positions is None or 4 * (nbytes + positions.nbytes + values.nbytes) > (stop - start) * values.itemsize:
-            self.changes[place] = None
-        else:
-            known.append((positions, values.copy()))
-
-    def write(self, out: torch.Tensor, whole: bool) -> bool:
-        """Write into the program's array what has changed, or all; return whether that is anything."""
-        if self.flat is None:
-            return False
-        places = [place for place, changes in enumerate(self.changes) if whole or changes is None or changes]
-        if not out.is_contiguous():
-            if places:
-                out.copy_(self.flat.view(out.shape))
-            return bool(places)
-        into = out.view(-1)
-        for place in places:
-            start, stop = self.ranges[place]
-            changes = self.changes[place]
-            if whole or changes is None:
-                into[start:stop].copy_(self.flat[start:stop])
-                continue
-            for positions, values in changes:
-                if out.device.type == "cpu" and out.dtype == self.flat.dtype:
-                    _bits(into[start:stop])[positions] = values
-                else:
-                    _copy_elements(positions, self.flat[start:stop], into[start:stop])
-        return bool(places)
-
-    def written(self) -> None:
-        self.changes = [[] for _ in self.ranges]
-
-    def forget(self) -> None:
-        self.flat = None
-        self.held = [0] * len(self.held)
-        self.changes = [None] * len(self.changes)
-
-
-def _bits(values: torch.Tensor) -> Any:
-    """Return a view of the bits of ``values``, 1-d on the CPU, as unsigned integers; numpy has no bfloat16."""
-    signed = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.itemsize]
-    array = values.view(signed).numpy()
-    return array.view(f"u{values.itemsize}")
-
-
-def _copy_elements(positions: Array, source: torch.Tensor, out: torch.Tensor) -> None:
-    """Copy elements of ``source`` to ``out``, of another dtype or on a device."""
-    where = torch.from_numpy(positions)
-    values = source[where].to(out.dtype)
-    if out.is_cuda:  # what is pinned is copied while the next changes are decoded
-        where, values = where.pin_memory(), values.pin_memory()
-    out.index_copy_(0, where.to(out.device, non_blocking=True), values.to(out.device, non_blocking=True))
-
-
-class _Piece(NamedTuple):
-    """A piece of an array: the one of segment ``id`` after ``before`` others."""
-
-    id: int
-    before: int
-    array: PublishedArray
-    place: int  # among all pieces of the array
-
-    @property
-    def held(self) -> int:
-        return self.array.held[self.place]
-
-    @property
-    def size(self) -> int:
-        start, stop = self.array.ranges[self.place]
-        return stop - start
-
-
-class VersionAsk(NamedTuple):
-    """What one message asks for: some pieces of segments ``ids`` on one server, from the ``first`` on."""
-
-    server: int
-    ids: list[int]
-    first: int
-    pieces: list[_Piece]
-
-
-class PublishedCopy:
-    """See the module. Pure; ``segments`` are those of each array, in the order of their elements.
-
-    Attributes:
-        lineage, number, label: of the newest version of which an answer has come. All pieces are to have it.
-    """
-
-    def __init__(self, arrays: Mapping[Key, tuple[int, Sequence[ReadSegment]]]) -> None:
-        self.arrays = {key: PublishedArray(key, size, segments) for key, (size, segments) in arrays.items()}
-        self.lineage, self.number, self.label = UNKNOWN, 0, ""
-        self._of_servers: dict[int, list[_Piece]] = {}
-        for key, (_, segments) in arrays.items():
-            place = 0
-            for segment in segments:
-                for before, _ in enumerate(pieces(segment.stop - segment.start)):
-                    piece = _Piece(segment.id, before, self.arrays[key], place)
-                    self._of_servers.setdefault(segment.server, []).append(piece)
-                    place += 1
-
-    @property
-    def servers(self) -> list[int]:
-        return list(self._of_servers)
-
-    def lacking(self) -> str:
-        """Say which pieces are of another version, and on which servers."""
-        lacking = [
-            (piece.array.key, server)
-            for server, listed in self._of_servers.items()
-            for piece in listed
-            if piece.held != self.number
-        ]
-        servers = ", ".join(f"server {server}" for server in dict.fromkeys(server for _, server in lacking))
-        return f"{shorten(list(dict.fromkeys(key for key, _ in lacking)))} of {servers} are not there"
-
-    def asks(self) -> Iterator[VersionAsk]:
-        """Yield what to ask for, of servers in turn: all pieces that are of another version than ``number``.
-
-        A server makes the next answer while this process takes one.
-        """
-        for asks in zip_longest(*(self._asks(server) for server in self._of_servers)):
-            yield from (ask for ask in asks if ask is not None)
-
-    def _asks(self, server: int) -> Iterator[VersionAsk]:
-        chosen: list[_Piece] = []
-        room = 0
-        for piece in self._of_servers[server]:
-            if piece.held == self.number:
-                if chosen:  # what is asked for together lies side by side
-                    yield _ask_for(server, chosen)
-                    chosen = []
-                continue
-            if not chosen:
-                room = ANSWER
-            elif room <= 0:
-                yield _ask_for(server, chosen)
-                chosen, room = [], ANSWER
-            chosen.append(piece)
-            room -= piece.size // (CHANGED_PART if piece.held else 1)
-        if chosen:
-            yield _ask_for(server, chosen)
-
-    def fields(self, ask: VersionAsk) -> dict[str, Any]:
-        held = [piece.held for piece in ask.pieces]
-        return {"ids": ask.ids, "first": ask.first, "lineage": self.lineage, "held": held, "want": self.number}
-
-    def note(self, lineage: int, number: int, label: str) -> None:
-        """Note that there is a version: all pieces are to be of it, unless a newer one is known."""
-        if number and lineage != self.lineage:
-            for array in self.arrays.values():
-                array.forget()
-            self.lineage, self.number = lineage, 0
-        if number > self.number:
-            self.number, self.label = number, label
-
-    def take(self, ask: VersionAsk, reply: wire.VersionRead) -> bool:
-        """Take an answer; return whether it brought something.
-
-        Raises:
-            WireError: it is not one to this request, or what it brought is not what was published.
-        """
-        count = len(reply.counts)
-        if count > len(ask.pieces):
-            raise WireError(f"an answer of {count} pieces where {len(ask.pieces)} were asked for")
-        if not reply.number:
-            return False
-        self.note(reply.lineage, reply.number, reply.label)
-        parts = _cut(reply.buffers, reply.lengths)
-        for piece, dtype, told, changes in zip(ask.pieces, reply.dtypes, reply.sums, reply.counts, strict=False):
-            piece.array.take(piece.place, reply.number, dtype, list(islice(parts, changes)), told)
-        return count > 0
-
-
-def _ask_for(server: int, chosen: list[_Piece]) -> VersionAsk:
-    return VersionAsk(server, list(dict.fromkeys(piece.id for piece in chosen)), chosen[0].before, chosen)
-
-
-def _cut(buffers: Sequence[wire.Buffer], lengths: Sequence[int]) -> Iterator[memoryview]:
-    """Return parts of such lengths, which are back to back in ``buffers``.
-
-    Raises:
-        WireError: they are not.
-    """
-    views = [memoryview(buffer).cast("B") for buffer in buffers]
-    if sum(map(len, views)) != sum(lengths):
-        raise WireError(f"an answer of {sum(map(len, views))} bytes, which says that it has {sum(lengths)}")
-    parts = []
-    at = start = 0
-    for length in lengths:
-        if length and start == len(views[at]):
-            at, start = at + 1, 0
-        if length and start + length > len(views[at]):
-            raise WireError("an answer with a part in two buffers")
-        parts.append(views[at][start : start + length] if length else memoryview(b""))
-        start += length
-    return iter(parts)
 
 
 class Source(NamedTuple):
@@ -294,6 +39,7 @@ class Source(NamedTuple):
     ask: Callable[[str, Sequence[Key], Iterable[Ask], float, int], None]
     session: ReaderSession
     lock: AbstractContextManager[Any]
+    share: Callable[[int, Mapping[Key, Published]], CopyMemory | None]  # with other readers of the host; None: alone
 
 
 @outside_graphs
@@ -337,6 +83,7 @@ class Follower:
         self._names, self._strict, self._on_update = dict(names), strict, on_update
         self._source, self._session = source, source.session
         self._copy: PublishedCopy | None = None
+        self._alone = False  # whether this copy is not shared, because others hold it up
         self._store = 0
         self._lineage = UNKNOWN
         self._missing: list[Key] = []  # what had no value when this was looked at last
@@ -410,15 +157,13 @@ class Follower:
             return None
         wanted = [key for key in dict.fromkeys(self._names.values()) if key in known]
         some, *found = self._source.find([keys[0], *wanted], deadline)
-        if not self._newest(some.segments[0].server, some.store, deadline)[1]:
+        self._store = some.store
+        if not self._newest(some.segments[0].server, deadline)[1]:
             return None
         values = {value.key: value for value in found}
         tables = [key for key, value in values.items() if isinstance(value.spec, TableSpec)]
-        left_out = {
-            *missing,
-            *tables,
-            *self._unpublished([values[key] for key in values if key not in tables], deadline),
-        }
+        dtypes = self._dtypes([values[key] for key in values if key not in tables], deadline)
+        left_out = {*missing, *(key for key in values if key not in dtypes)}
         for name, key in list(self._names.items()):
             if key not in left_out:
                 continue
@@ -441,42 +186,54 @@ class Follower:
             shape = tuple(self._arrays[name].shape)
             if shape != values[key].spec.shape:
                 raise Mismatch(f"{name!r} has shape {shape}, and key {key!r} has {values[key].spec.shape}")
-        followed = [values[key] for key in dict.fromkeys(self._names.values())]
-        self._store = followed[0].store if followed else 0
-        self._copy = PublishedCopy({value.key: (value.spec.size, value.segments) for value in followed})
+        published = {
+            key: Published(values[key].spec.size, dtypes[key], values[key].segments)
+            for key in dict.fromkeys(self._names.values())
+        }
+        memory = (None if self._alone else self._source.share(self._store, published)) or CopyMemory(published)
+        self._copy = PublishedCopy(published, memory)
         return self._copy
 
-    def _unpublished(self, values: Sequence[HeldValue], deadline: float) -> list[Key]:
-        """Return which of ``values`` are in no version, by asking for one that is not there yet."""
+    def _dtypes(self, values: Sequence[HeldValue], deadline: float) -> dict[Key, str]:
+        """Return as what each of ``values`` is published that is in any version, by asking for one not there yet."""
         if not values:
-            return []
-        ids: dict[int, list[int]] = {}
+            return {}
+        asked: dict[int, list[HeldValue]] = {}
         for value in values:
             for segment in value.segments[:1]:
-                ids.setdefault(segment.server, []).append(segment.id)
+                asked.setdefault(segment.server, []).append(value)
+        dtypes: dict[Key, str] = {}
+
+        def take(some: Sequence[HeldValue], reply: wire.VersionRead) -> None:
+            dtypes.update(zip((value.key for value in some), reply.dtypes, strict=False))
+
         asks = [
-            self._question(server, values[0].store, {"ids": listed, "held": [], "want": NEVER}, _ignore)
-            for server, listed in ids.items()
+            self._question(
+                server,
+                {"ids": [value.segments[0].id for value in some], "held": [], "want": NEVER},
+                partial(take, some),
+            )
+            for server, some in asked.items()
         ]
         try:
             self._source.ask("follow", [value.key for value in values], asks, deadline, len(asks))
         except KeyNotInitialized:
             if len(values) == 1:
-                return [values[0].key]
+                return {}
             middle = len(values) // 2
-            return self._unpublished(values[:middle], deadline) + self._unpublished(values[middle:], deadline)
-        return []
+            return self._dtypes(values[:middle], deadline) | self._dtypes(values[middle:], deadline)
+        return dtypes
 
     # ---- what is fetched
 
-    def _question(self, server: int, store: int, fields: Mapping[str, Any], take: Callable[[Any], None]) -> Ask:
-        return server, wire.ReadVersion, {"store": store, "lineage": UNKNOWN, **fields}, take
+    def _question(self, server: int, fields: Mapping[str, Any], take: Callable[[Any], None]) -> Ask:
+        return server, wire.ReadVersion, {"store": self._store, "lineage": UNKNOWN, **fields}, take
 
-    def _newest(self, server: int, store: int, deadline: float) -> tuple[int, int, str]:
+    def _newest(self, server: int, deadline: float) -> tuple[int, int, str]:
         """Return the newest version on a server: lineage, number, which is 0 if there is none, and label."""
         replies: list[wire.VersionRead] = []
         fields = {"ids": [], "held": [], "want": 0}
-        self._source.ask("follow", (), [self._question(server, store, fields, replies.append)], deadline, 1)
+        self._source.ask("follow", (), [self._question(server, fields, replies.append)], deadline, 1)
         return replies[-1].lineage, replies[-1].number, replies[-1].label
 
     def _wait(self, deadline: float) -> bool:
@@ -485,31 +242,62 @@ class Follower:
             return True
         fields = {"ids": [], "lineage": self._lineage, "held": [self.version], "want": 0, "newer": True}
         with suppress(DeadlineExceeded):
-            question = self._question(self._copy.servers[0], self._store, fields, _ignore)
+            question = self._question(self._copy.servers[0], fields, _ignore)
             self._source.ask("wait_newer", list(self._copy.arrays), [question], deadline, 1)
             return True
         return False
 
     def _update(self, deadline: float) -> bool:
         copy = self._found(deadline)
-        if copy is None or not self._fetch(copy, deadline):
+        if copy is None or not copy.servers:
             return False
-        if not self._torn and (copy.lineage, copy.number) == (self._lineage, self.version):
+        newest = self._newest(copy.servers[0], deadline)
+        lineage, number, _ = newest
+        if not number:
+            return False
+        if lineage != self._lineage != UNKNOWN:  # another run of the job: where arrays are may have changed
+            self._leave()
+            copy = self._found(deadline)
+            if copy is None:
+                return False
+        try:
+            with copy.memory.reading(deadline):
+                if copy.has(lineage, number):
+                    return self._follow(copy)
+            with copy.memory.writing(deadline):
+                copy.note(*newest)
+                self._fetch(copy, deadline)
+                return self._follow(copy)
+        except SharingStalled as exc:
+            log.warning("%s: this follower has a copy of its own from now on", exc)
+            self._leave()
+            self._alone = True
+            return self._update(deadline)
+
+    def _follow(self, copy: PublishedCopy) -> bool:
+        """Have the version that the copy is of in the arrays; return whether it is another one."""
+        memory = copy.memory
+        if not self._torn and (memory.lineage, memory.number) == (self._lineage, self.version):
             return False
         self._write(copy)
         return True
 
-    def _fetch(self, copy: PublishedCopy, deadline: float) -> bool:
-        """Have all pieces of one version, the newest that there was at first or later; return whether there is one."""
-        if copy.servers:
-            copy.note(*self._newest(copy.servers[0], self._store, deadline))
-        if not copy.number:
-            return False
+    def _leave(self) -> None:
+        if self._copy is not None:
+            self._copy.memory.close()
+        self._copy = None
+
+    def close(self) -> None:
+        """Give up the copy of what was published. The arrays stay as they are."""
+        self._leave()
+
+    def _fetch(self, copy: PublishedCopy, deadline: float) -> None:
+        """Have all pieces of one version, the newest that there was at first or later."""
         damaged = 0
         while (first := next(asks := copy.asks(), None)) is not None:
             brought: list[bool] = []
             questions = (
-                self._question(ask.server, self._store, copy.fields(ask), partial(_take, copy, ask, brought))
+                self._question(ask.server, copy.fields(ask), partial(_take, copy, ask, brought))
                 for ask in chain([first], asks)
             )
             try:
@@ -520,23 +308,23 @@ class Follower:
                     raise
                 log.warning("%s: it is fetched again", exc)
             except UsageError:
-                self._copy = None  # where keys are may have changed: stores are closed and made
+                self._leave()  # where keys are may have changed: stores are closed and made
                 raise
             if not any(brought):  # a server does not have the version yet that another one has
                 if self._session.now() + LEAST_PAUSE_S >= deadline:
-                    raise DeadlineExceeded(f"version {copy.number} is not whole in time: {copy.lacking()}")
+                    raise DeadlineExceeded(f"version {copy.memory.number} is not whole in time: {copy.lacking()}")
                 self._session.pause(LEAST_PAUSE_S)
-        return True
 
     def _write(self, copy: PublishedCopy) -> None:
         changed = []
-        whole, self._torn = self._torn, True
+        memory = copy.memory
+        whole, self._torn = self._torn or self._lineage != memory.lineage, True
         for name, key in self._names.items():
             if copy.arrays[key].write(self._arrays[name], whole):
                 changed.append(name)
         for array in copy.arrays.values():
             array.written()
-        self._lineage, self.version, self.label = copy.lineage, copy.number, copy.label
+        self._lineage, self.version, self.label = memory.lineage, memory.number, memory.label
         self._torn = False
         if self._on_update is not None:
             self._on_update(changed)

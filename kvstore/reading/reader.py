@@ -7,6 +7,7 @@ moved on by more rounds than the caller allows. So a value that has not changed 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
@@ -23,6 +24,7 @@ from kvstore.plain import scalar
 from kvstore.reading.follower import Follower, Source
 from kvstore.reading.held import HeldRows, HeldValue, ReadSegment, RowsOfServer, reads_of, reads_of_rows
 from kvstore.reading.reader_session import MOST_ASKED, Ask, ReaderSession
+from kvstore.reading.shared_copy import share
 from kvstore.rows.row_arguments import Wanted
 from kvstore.spec import Key, Spec, check_key, require_same, shorten
 from kvstore.table import Table, TableSpec
@@ -88,10 +90,15 @@ class Reader:
         session: its links.
         store: the name of one of the job's stores.
         max_staleness: see ``pull``.
+        root: the scheduler's address, if readers of this host may share what they follow.
     """
 
-    def __init__(self, session: ReaderSession, store: str = "1", max_staleness: int = 0) -> None:
+    def __init__(
+        self, session: ReaderSession, store: str = "1", max_staleness: int = 0, root: str | None = None
+    ) -> None:
         self._session = session
+        self._share = (lambda *_: None) if root is None else partial(share, root)
+        self._followers: weakref.WeakSet[Follower] = weakref.WeakSet()
         self._store = store
         self._slack = _slack(max_staleness)
         self._values: dict[Key, HeldValue] = {}
@@ -119,7 +126,7 @@ class Reader:
         except BaseException:
             session.close()
             raise
-        return cls(session, store, slack)
+        return cls(session, store, slack, config.root if config.shm else None)
 
     def __enter__(self) -> Reader:
         return self
@@ -131,6 +138,8 @@ class Reader:
 
     def close(self) -> None:
         """Close the links. The job goes on. May be called again."""
+        for follower in list(self._followers):
+            follower.close()
         self._session.close()
 
     def keys(self, *, timeout: float | None = None) -> list[Key]:
@@ -299,8 +308,10 @@ class Reader:
             raise UsageError(f"names has {shorten(unknown)}, which state_dict lacks")
         renamed = names if callable(names) else {**dict(zip(state_dict, state_dict, strict=True)), **(names or {})}.get
         keys = {name: check_key(renamed(name)) for name in state_dict}
-        source = Source(self._find, self._keys, self._ask, self._session, self._lock)
-        return Follower(state_dict, keys, strict, on_update, source)
+        source = Source(self._find, self._keys, self._ask, self._session, self._lock, self._share)
+        follower = Follower(state_dict, keys, strict, on_update, source)
+        self._followers.add(follower)
+        return follower
 
     def rounds(self, key: Key) -> tuple[int, int]:
         """Return after which rounds the value of ``key`` is that was pulled last: of its oldest and newest segment.

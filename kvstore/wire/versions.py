@@ -99,7 +99,8 @@ class ReadVersion(Request):
     """From a reader to a server: how have pieces of segments ``ids`` changed since the versions that I have?
 
     They are as many as ``held`` has versions, from piece ``first`` of these segments on. Without ``ids``: which version
-    is there? If ``newer``: once there is another one than the one I have.
+    is there? If ``newer``: once there is another one than the one I have. Who wants ``NEVER`` is told the dtypes of the
+    segments alone.
     """
 
     store: f.Store

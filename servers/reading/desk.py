@@ -291,8 +291,9 @@ class PublishedRead:
         elif message.want > self._number:
             self._parts = []  # it is not whole here yet
         self._label = publishing.whole.get(self._number, "")
-        self._sums: list[int] = []
-        self._counts: list[int] = []
+        self._dtypes = publishing.dtypes_of(message.ids) if message.want == NEVER and publishing.whole else []
+        self._sums: list[int] = [0] * len(self._dtypes)
+        self._counts: list[int] = [0] * len(self._dtypes)
         self._lengths: list[int] = []
         self._short = bytearray()
         self._buffers: list[wire.Buffer] = []
@@ -308,7 +309,7 @@ class PublishedRead:
         if done < len(self._parts) and nbytes <= 0 and self._nbytes < MOST_CHANGED:
             return None
         self._end_short()
-        dtypes = [values.dtype for values in self._parts[:done]]
+        dtypes = self._dtypes + [values.dtype for values in self._parts[:done]]
         lineage = self._store.publishing.lineage
         return wire.VersionRead(
             self._message.seq,

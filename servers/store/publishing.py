@@ -443,6 +443,14 @@ class Publishing:
                 raise KeyNotInitialized(f"key {key!r} is in no version that was published")
         return [values for number in ids for values in self._values[number]]
 
+    def dtypes_of(self, ids: Sequence[int]) -> list[str]:
+        """Return as what segments ``ids`` are published; ``pieces_of`` has found them all."""
+        pieces = map(self._values.__getitem__, ids)
+        return [
+            each[0].dtype if each else self._buckets.holding(number).dtype  # an empty segment has no pieces
+            for number, each in zip(ids, pieces, strict=True)
+        ]
+
     def changes(self, values: PublishedValues, held: int, number: int) -> tuple[int, list[wire.Buffer]] | None:
         """Return the checksum of a piece in version ``number``, and what makes it of version ``held``, 0 for nothing.
 

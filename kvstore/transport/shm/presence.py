@@ -179,6 +179,47 @@ def open_control(name: str, nonce: bytes) -> int:
     return fd
 
 
+def make_shared(name: str) -> int:
+    """Use files ``name.0``, ``name.1``, ... together with other processes; return what ``remove_shared`` takes.
+
+    They are there as long as one of these processes has not removed them and lives.
+    """
+    while True:
+        fd = own_file(f"{name}.0")
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if os.fstat(fd).st_nlink:
+                return fd
+        except BlockingIOError:
+            pass  # somebody is removing it
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def remove_shared(name: str, fd: int) -> None:
+    """Stop to use files; remove them if nobody else uses them."""
+    try:
+        if not _is_locked(fd, fcntl.LOCK_EX):
+            _remove(_own_files().get(name, []))
+    finally:
+        os.close(fd)
+
+
+def own_file(file: str) -> int:
+    """Open a file of this user's in the directory, or make it; OSError if somebody else has made it."""
+    path = DIRECTORY / file
+    try:
+        return _make(path)
+    except FileExistsError:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not _is_own(os.fstat(fd)):
+        os.close(fd)
+        raise PermissionError(errno.EACCES, f"{path} is not a file that this user's processes make")
+    return fd
+
+
 def exists(name: str, number: int = 0) -> bool:
     return (DIRECTORY / f"{name}.{number}").exists()
 

@@ -13,8 +13,8 @@ from reading_job import job_with_readers, reader_of
 from kvstore.client import DistStore
 from kvstore.errors import DeadlineExceeded, KeyNotInitialized, Mismatch, UsageError, WireError
 from kvstore.member.session import Session
-from kvstore.reading.follower import PublishedCopy
 from kvstore.reading.held import ReadSegment
+from kvstore.reading.published_copy import CopyMemory, Published, PublishedCopy
 from kvstore.wire import VersionRead
 
 SIZE = 3000  # elements, so that each server has a part
@@ -181,7 +181,8 @@ def test_what_is_refused_ends_nothing() -> None:
 
 
 def copy_of() -> PublishedCopy:
-    return PublishedCopy({"w": (4, [ReadSegment(7, 0, 0, 4)])})
+    arrays = {"w": Published(4, "float32", [ReadSegment(7, 0, 0, 4)])}
+    return PublishedCopy(arrays, CopyMemory(arrays))
 
 
 def answer(**other: Any) -> VersionRead:
@@ -206,5 +207,5 @@ def test_an_answer_that_cannot_be_is_refused_and_the_piece_counts_as_not_there(o
     (ask,) = copy.asks()
     with pytest.raises(WireError):
         copy.take(ask, answer(**other))
-    assert copy.arrays["w"].held == [0]
+    assert copy.memory.held["w"].tolist() == [0]
     assert list(copy.asks()) == [ask]

@@ -1,0 +1,178 @@
+"""A copy of what is published, in /dev/shm: the readers of one host fetch each version once, and hold it once.
+
+Two files have a name that says which arrays of which job are in them. Each reader has a lock on the first, so that
+readers that are killed leave nothing for long: who closes last removes both, and so does whoever sweeps
+(``presence.sweep``). The second has the copy. A reader locks it while it takes a version into its arrays, together with
+others, or alone while it fetches one. The kernel ends the locks of a reader that is killed, and the piece that it was
+writing is fetched again.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import mmap
+import os
+import sys
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvstore.codecs.changes import Array
+from kvstore.errors import DeadlineExceeded, KVStoreError
+from kvstore.reading.published_copy import BEAT, HEAD, LABEL, MADE, WRITER, CopyMemory, Published
+from kvstore.spec import ITEMSIZE, Key
+from kvstore.transport.shm.presence import available, make_shared, own_file, remove_shared, room
+from kvstore.values import as_dtype
+from kvstore.wire.coding import padded
+
+LEAST_BYTES = 1 << 20  # of a copy that is shared
+POLL_S = 0.002
+STALL_S = 5.0  # so long nothing happens before this reader goes on alone: another one is stopped
+
+_IS_MADE = 0x6B76636F70793031
+
+
+class SharingStalled(KVStoreError):
+    """Another reader of this host holds the shared copy, and does nothing."""
+
+
+class SharedCopy(CopyMemory):
+    """See the module. ``share`` makes it."""
+
+    def __init__(self, name: str, in_use: int, lock: int, memory: mmap.mmap, arrays: Mapping[Key, Published]) -> None:
+        self._lock = lock
+        self._leave = weakref.finalize(self, _leave, name, in_use, lock)
+        starts, _ = _layout(arrays)
+        self.head = _view(memory, 0, np.int64, HEAD + LABEL // 8)
+        self.held, self.changed, self.flats = {}, {}, {}
+        for (key, each), (held, changed, flat) in zip(arrays.items(), starts, strict=True):
+            self.held[key] = _view(memory, held, np.int64, len(each.ranges))
+            self.changed[key] = _view(memory, changed, np.int64, len(each.ranges))
+            values = _view(memory, flat, np.uint8, each.size * ITEMSIZE[each.dtype])
+            self.flats[key] = torch.from_numpy(values).view(as_dtype(each.dtype))
+
+    def close(self) -> None:
+        self._leave()
+
+    @contextmanager
+    def reading(self, deadline: float) -> Iterator[None]:
+        with self._locked(fcntl.LOCK_SH, deadline):
+            yield
+
+    @contextmanager
+    def writing(self, deadline: float) -> Iterator[None]:
+        with self._locked(fcntl.LOCK_EX, deadline):
+            self.head[WRITER] = os.getpid()
+            yield
+
+    @contextmanager
+    def _locked(self, kind: int, deadline: float) -> Iterator[None]:
+        """Raise SharingStalled, or DeadlineExceeded, if others hold it for too long."""
+        stalls_at, beat = time.monotonic() + STALL_S, self.head[BEAT]
+        while True:
+            try:
+                fcntl.flock(self._lock, kind | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                now = time.monotonic()
+                who = f"the reader with pid {self.head[WRITER]}, or another one of this host,"
+                if self.head[BEAT] != beat:
+                    stalls_at, beat = now + STALL_S, self.head[BEAT]
+                if now >= stalls_at:
+                    raise SharingStalled(f"{who} has kept the shared copy for {STALL_S:g} s") from None
+                if now >= deadline:
+                    raise DeadlineExceeded(f"{who} still fetches the version for all readers of this host") from None
+                time.sleep(POLL_S)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+
+def share(root: str, store: int, arrays: Mapping[Key, Published]) -> CopyMemory | None:
+    """Return the copy of the readers of this host that follow the same arrays of a job; None if there is no room.
+
+    Args:
+        root: the scheduler's address, with its key.
+    """
+    arrays = dict(sorted(arrays.items(), key=repr))  # all readers have them in the same order
+    _, nbytes = _layout(arrays)
+    if not available() or nbytes < LEAST_BYTES:
+        return None
+    digest = hashlib.sha256(repr((root, store, arrays)).encode()).hexdigest()[:16]
+    name = f"kvstore-{os.getuid()}-readers-0-{digest}"
+    try:
+        in_use = make_shared(name)
+    except OSError:
+        return None
+    lock = -1
+    try:
+        lock = own_file(f"{name}.1")
+        if not _make(lock, nbytes):
+            raise OSError(errno.EBUSY, "another reader makes it, and is stopped")
+        mapped = own_file(f"{name}.1")  # a mapping keeps its file open: of ``lock`` that would keep the lock
+        try:
+            memory = mmap.mmap(mapped, nbytes)
+        finally:
+            os.close(mapped)
+        return SharedCopy(name, in_use, lock, memory, arrays)
+    except BaseException as exc:
+        _leave(name, in_use, lock)
+        if isinstance(exc, OSError):
+            return None
+        raise
+
+
+def _make(lock: int, nbytes: int) -> bool:
+    """Have all memory of the file, once; return whether it is there in time. OSError: there is no room."""
+    until = time.monotonic() + STALL_S
+    made = _IS_MADE.to_bytes(8, sys.byteorder)
+    while os.pread(lock, 8, 8 * MADE) != made:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(POLL_S)
+            continue
+        try:
+            if os.fstat(lock).st_size < nbytes and 2 * nbytes > room()[1]:  # what others send needs some, too
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.posix_fallocate(lock, 0, nbytes)
+            os.pwrite(lock, made, 8 * MADE)
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)
+    return os.fstat(lock).st_size == nbytes
+
+
+def _leave(name: str, in_use: int, lock: int) -> None:
+    """Stop to use the files; remove them if nobody else uses them."""
+    with suppress(OSError):
+        if lock >= 0:
+            os.close(lock)
+    with suppress(OSError):
+        remove_shared(name, in_use)
+
+
+def _view(memory: mmap.mmap, start: int, dtype: Any, count: int) -> Array:
+    return np.frombuffer(memory, dtype, count, start)
+
+
+def _layout(arrays: Mapping[Key, Published]) -> tuple[list[tuple[int, int, int]], int]:
+    """Return where ``held``, ``changed`` and the values of each array begin, and the length of the file."""
+    sizes = [
+        nbytes
+        for each in arrays.values()
+        for nbytes in (8 * len(each.ranges), 8 * len(each.ranges), each.size * ITEMSIZE[each.dtype])
+    ]
+    *starts, end = accumulate((padded(nbytes, 64) for nbytes in sizes), initial=8 * HEAD + LABEL)
+    columns = iter(starts)
+    return list(zip(columns, columns, columns, strict=False)), end

@@ -1,0 +1,190 @@
+"""The copy that readers of one host share: who may use it when, and what is left of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from reading_job import job_with_readers
+from threaded import ThreadedJob
+from waiting import LONG
+
+from kvstore.client import DistStore
+from kvstore.errors import DeadlineExceeded
+from kvstore.reading import follower, shared_copy
+from kvstore.reading.held import ReadSegment
+from kvstore.reading.published_copy import CopyMemory, Published
+from kvstore.reading.reader import Reader
+from kvstore.reading.shared_copy import SharedCopy, SharingStalled, share
+from kvstore.transport.shm import presence
+
+ARRAYS = {
+    "b": Published(3, "float32", [ReadSegment(1, 0, 0, 3)]),
+    "w": Published(1 << 20, "bfloat16", [ReadSegment(0, 0, 0, 1 << 19), ReadSegment(2, 1, 1 << 19, 1 << 20)]),
+}
+
+
+def files() -> list[Path]:
+    return list(presence.DIRECTORY.glob(f"kvstore-{os.getuid()}-readers-*"))
+
+
+@pytest.fixture
+def root() -> Iterator[str]:
+    assert not files()
+    yield f"ipc://{os.getpid()}"
+    presence.sweep()
+    assert not files()
+
+
+def shared(root: str, arrays: dict[str, Published] = ARRAYS) -> SharedCopy:
+    copy = share(root, 1, arrays)
+    assert isinstance(copy, SharedCopy)
+    return copy
+
+
+def soon() -> float:
+    return time.monotonic() + 30.0
+
+
+def test_readers_of_the_same_arrays_see_the_same_memory_until_the_last_has_closed(root: str) -> None:
+    one, other = shared(root), shared(root, dict(reversed(ARRAYS.items())))
+    assert share(f"{root}0", 1, {"b": ARRAYS["b"]}) is None  # too small
+    with one.writing(soon()):
+        one.flats["w"][5] = one.flats["b"][2] = 7.0
+        one.held["w"][1] = 3
+        one.note(9, 3, "läuft")
+    with other.reading(soon()), one.reading(soon()):
+        assert (other.flats["w"][5].item(), other.flats["b"][2].item()) == (7.0, 7.0)
+        assert (other.held["w"].tolist(), other.held["b"].tolist()) == ([0, 3], [0])
+        assert (other.lineage, other.number, other.label) == (9, 3, "läuft")
+    one.close()
+    assert shared(root).number == 3  # closed when it is collected
+    other.close()
+    other.close()
+    assert not files()
+
+
+def test_one_that_does_nothing_is_not_waited_for(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = shared(root), shared(root)
+    with one.writing(soon()):
+        with pytest.raises(DeadlineExceeded, match=f"pid {os.getpid()}.* still fetches"), other.reading(0.0):
+            pass
+        monkeypatch.setattr(shared_copy, "STALL_S", 0.05)
+        with pytest.raises(SharingStalled), other.reading(soon()):
+            pass
+    with one.reading(soon()), pytest.raises(SharingStalled), other.writing(soon()):
+        pass
+
+
+HOLDER = """
+    import sys, time
+    from kvstore.reading.held import ReadSegment
+    from kvstore.reading.published_copy import Published
+    from kvstore.reading.shared_copy import share
+    copy = share(sys.argv[1], 1, eval(sys.argv[2]))
+    with copy.writing(time.monotonic() + 30):
+        copy.flats["b"][0] = 4.0
+        print("holds", flush=True)
+        time.sleep(600)
+"""
+
+
+def test_a_reader_that_is_killed_holds_nobody_up_and_leaves_nothing(root: str) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(HOLDER), root, repr(ARRAYS)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "holds\n"
+        copy = shared(root)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        with copy.writing(soon()):
+            assert copy.flats["b"].tolist() == [4.0, 0.0, 0.0]
+        copy.close()
+        assert not files()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "holds\n"
+        process.send_signal(signal.SIGKILL)
+    assert files()
+    presence.sweep()  # as each reader does at its start, and each job at its end
+    assert not files()
+
+
+def test_without_room_or_where_the_file_is_somebody_elses_each_has_its_own(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(shared_copy, "room", lambda: (2e6, 2e6))
+        assert share(root, 1, ARRAYS) is None
+    copy = shared(root)
+    for path in files():
+        path.chmod(0o660)
+    assert share(root, 1, ARRAYS) is None
+    for path in files():
+        path.chmod(presence.MODE)
+    copy.close()
+
+
+def sharing_reader(job: ThreadedJob) -> Reader:
+    config = dataclasses.replace(job.config("reader"), shm=True)
+    return Reader.of(config, "1", 0, LONG, job.ends(config))
+
+
+def test_of_several_followers_one_fetches_each_version(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_copy, "LEAST_BYTES", 1)
+    fetched: list[int] = []
+    fetch = follower.PublishedCopy.take
+
+    def noted(*args: object) -> bool:
+        fetched.append(1)
+        return fetch(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(follower.PublishedCopy, "take", noted)
+
+    def work(store: DistStore) -> None:
+        values = torch.randn(3000)
+        outs = [torch.zeros(3000, dtype=dtype) for dtype in (torch.float32, torch.float64, torch.float32)]
+        with sharing_reader(job) as first, sharing_reader(job) as second:
+            models = [reader.follow({"w": out}) for reader, out in zip((first, second, second), outs, strict=True)]
+            for number in range(1, 7):
+                values[number::90] += 1.0
+                store.publish_state({"w": values})
+                chosen = [models[number % 3], models[(number + 1) % 3]]  # each leaves versions out
+                for model in chosen:
+                    assert model.update()
+                    assert not model.update()
+                for model, out in zip(models, outs, strict=True):
+                    if model.version == number:
+                        assert out.float().equal(values)
+            assert len(fetched) == 6 * 2  # of each server once
+            # One that another holds up goes on alone.
+            monkeypatch.setattr(shared_copy, "STALL_S", 0.05)
+            values[0] += 1.0
+            store.publish_state({"w": values})
+            (path,) = (path for path in files() if path.suffix == ".1")
+            with path.open("rb") as locked:
+                fcntl.flock(locked, fcntl.LOCK_EX)
+                assert models[1].update()
+            assert outs[1].float().equal(values)
+        assert not files()
+
+    with job_with_readers(workers=1) as job:
+        job.run(work)
+
+
+def test_a_private_copy_needs_no_locks() -> None:
+    copy = CopyMemory(ARRAYS)
+    with copy.writing(0.0), copy.reading(0.0):
+        copy.note(1, 2, "x" * 300)
+    copy.close()
+    assert (copy.number, len(copy.label)) == (2, 300)
