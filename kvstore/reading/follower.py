@@ -255,32 +255,30 @@ class Follower:
         lineage, number, _ = newest
         if not number:
             return False
-        if lineage != self._lineage != UNKNOWN:  # another run of the job: where arrays are may have changed
+        if copy.memory.lineage not in (UNKNOWN, lineage):  # another run: where arrays are may have changed
             self._leave()
             copy = self._found(deadline)
             if copy is None:
                 return False
+        changed: list[str] | None = None
         try:
             with copy.memory.reading(deadline):
-                if copy.has(lineage, number):
-                    return self._follow(copy)
-            with copy.memory.writing(deadline):
-                copy.note(*newest)
-                self._fetch(copy, deadline)
-                return self._follow(copy)
+                there = copy.has(lineage, number)
+                if there:
+                    changed = self._follow(copy)
+            if not there:
+                with copy.memory.writing(deadline):
+                    copy.note(*newest)
+                    self._fetch(copy, deadline)
+                    changed = self._follow(copy)
         except SharingStalled as exc:
             log.warning("%s: this follower has a copy of its own from now on", exc)
             self._leave()
             self._alone = True
             return self._update(deadline)
-
-    def _follow(self, copy: PublishedCopy) -> bool:
-        """Have the version that the copy is of in the arrays; return whether it is another one."""
-        memory = copy.memory
-        if not self._torn and (memory.lineage, memory.number) == (self._lineage, self.version):
-            return False
-        self._write(copy)
-        return True
+        if changed is not None and self._on_update is not None:  # others need not wait for it
+            self._on_update(changed)
+        return changed is not None
 
     def _leave(self) -> None:
         if self._copy is not None:
@@ -315,9 +313,12 @@ class Follower:
                     raise DeadlineExceeded(f"version {copy.memory.number} is not whole in time: {copy.lacking()}")
                 self._session.pause(LEAST_PAUSE_S)
 
-    def _write(self, copy: PublishedCopy) -> None:
-        changed = []
+    def _follow(self, copy: PublishedCopy) -> list[str] | None:
+        """Have the version of the copy in the arrays; return the names of what changed, None if it was there."""
         memory = copy.memory
+        if not self._torn and (memory.lineage, memory.number) == (self._lineage, self.version):
+            return None
+        changed = []
         whole, self._torn = self._torn or self._lineage != memory.lineage, True
         for name, key in self._names.items():
             if copy.arrays[key].write(self._arrays[name], whole):
@@ -326,8 +327,7 @@ class Follower:
             array.written()
         self._lineage, self.version, self.label = memory.lineage, memory.number, memory.label
         self._torn = False
-        if self._on_update is not None:
-            self._on_update(changed)
+        return changed
 
 
 def _target(array: Any) -> torch.Tensor:

@@ -94,7 +94,8 @@ class SharedCopy(CopyMemory):
         try:
             yield
         finally:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            if self._leave.alive:  # else the file is closed, and its number another file's by now
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
 
 
 def share(root: str, store: int, arrays: Mapping[Key, Published]) -> CopyMemory | None:

@@ -39,8 +39,8 @@ def files() -> list[Path]:
 
 
 @pytest.fixture
-def root() -> Iterator[str]:
-    assert not files()
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(presence, "DIRECTORY", tmp_path)  # other tests have files in /dev/shm
     yield f"ipc://{os.getpid()}"
     presence.sweep()
     assert not files()
@@ -87,7 +87,9 @@ def test_one_that_does_nothing_is_not_waited_for(root: str, monkeypatch: pytest.
 
 
 HOLDER = """
-    import sys, time
+    import pathlib, sys, time
+    from kvstore.transport.shm import presence
+    presence.DIRECTORY = pathlib.Path(sys.argv[3])
     from kvstore.reading.held import ReadSegment
     from kvstore.reading.published_copy import Published
     from kvstore.reading.shared_copy import share
@@ -100,7 +102,7 @@ HOLDER = """
 
 
 def test_a_reader_that_is_killed_holds_nobody_up_and_leaves_nothing(root: str) -> None:
-    command = [sys.executable, "-c", textwrap.dedent(HOLDER), root, repr(ARRAYS)]
+    command = [sys.executable, "-c", textwrap.dedent(HOLDER), root, repr(ARRAYS), str(presence.DIRECTORY)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "holds\n"
@@ -140,7 +142,8 @@ def sharing_reader(job: ThreadedJob) -> Reader:
     return Reader.of(config, "1", 0, LONG, job.ends(config))
 
 
-def test_of_several_followers_one_fetches_each_version(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("root")
+def test_of_several_followers_one_fetches_each_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_copy, "LEAST_BYTES", 1)
     fetched: list[int] = []
     fetch = follower.PublishedCopy.take
