@@ -13,7 +13,11 @@ from kvstore import UsageError
 from kvstore.client import DistStore
 
 pytestmark = pytest.mark.release
-pytest.importorskip("torchrl", reason="not installed: torchrl (extra adapters)")
+
+
+@pytest.fixture(autouse=True)
+def _installed() -> None:
+    pytest.importorskip("torchrl", reason="not installed: torchrl (extra adapters)")
 
 
 @pytest.mark.filterwarnings("ignore")  # of TorchRL and its processes

@@ -13,7 +13,12 @@ from kvstore import UsageError
 from kvstore.client import DistStore
 
 pytestmark = pytest.mark.release
-pytest.importorskip("transformers", reason="not installed: transformers (extra adapters)")
+
+
+@pytest.fixture(autouse=True)
+def _installed() -> None:
+    pytest.importorskip("transformers", reason="not installed: transformers (extra adapters)")
+
 
 TOKENS = torch.arange(12).reshape(2, 6)
 
