@@ -39,7 +39,7 @@ $(EXTRA)-%: setup.cfg pyproject.toml $(CONSTRAINTS) | $(BIN)/pip
 	@tools/install.sh $(VENV) -c $(CONSTRAINTS) -e '.[$*]'
 	@touch $@
 
-install: $(EXTRA)-examples $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release $(EXTRA)-bench $(EXTRA)-docs  ## make .venv with everything that the other commands need
+install: $(EXTRA)-examples $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release $(EXTRA)-bench $(EXTRA)-docs $(EXTRA)-adapters  ## make .venv with everything that the other commands need
 
 DEMO := --dataset digits --batch-size 16 --num-epochs 6
 
@@ -72,7 +72,7 @@ test-ci: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release  ## run all tests but those
 	$(COMPILE)
 	$(BIN)/python -m pytest -q $(PARALLEL_ALL) -m "not release and not faults" --defaults each
 
-test-all: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release  ## run all tests but those of make faults; before a release; some 17 minutes
+test-all: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release $(EXTRA)-adapters  ## run all tests but those of make faults; before a release; some 17 minutes
 	$(COMPILE)
 	$(BIN)/python -m pytest -q $(PARALLEL_ALL) -m "not faults" --hypothesis-profile thorough
 

@@ -12,6 +12,7 @@ import pytest
 WHAT = os.environ.get("KVSTORE_TESTS_REQUIRE", "")
 MAY_SKIP = (
     "CUDA device",  # not every machine can have one
+    "vllm",  # it needs an environment of its own, with its versions of torch and much else
     "in one process",  # of the conformance suite, what one transport has not got
 )
 

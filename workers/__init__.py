@@ -15,6 +15,7 @@ joining    ``join``: the end of the data for several trainers and stores at once
 metrics    how good predictions are, as sums over batches and workers
 samplers   which samples are whose, in which order
 schedules  learning rates by the number of updates
+torchrl    ``KVStoreWeightSyncScheme``, with which TorchRL's collectors follow a job; import it by name
 common     what several of these share
 
 from workers import Trainer

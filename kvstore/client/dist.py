@@ -115,8 +115,9 @@ class DistStore(KVStore):
         if self._checkpoints is not None:
             self._checkpoints.add(self._trained)
             self._pushes.before.append(partial(self._checkpoints.before, self._trained))
-        if checkpoints and session.config.publish_every:
-            self._pushes.before.append(partial(self._publishing.before, session.config.publish_every))
+        self._publish_every = session.config.publish_every if checkpoints else 0
+        if self._publish_every:
+            self._pushes.before.append(partial(self._publishing.before, self._publish_every))
         session.flushes.append(self._pushes.flush)
         session.activity.stores.append(self._pushes.activity)
         session.stores = ordinal  # last: if an exception has ended this before, the next store is made in its place
@@ -443,6 +444,11 @@ class DistStore(KVStore):
             self._publishing.put_first(new, most)
         return self._publishing.publish(list(state_dict), label, None)
 
+    def _publish_rest(self, every: int) -> None:
+        """Publish what no later push would, where the job publishes every few rounds."""
+        if self._publish_every:
+            self._publishing.publish_rounds(self._trained.rounds, every)
+
     # ---- the job
 
     @property
@@ -462,6 +468,7 @@ class DistStore(KVStore):
         self._check()
         if self.rule.mode == "async":  # no round waits for these, so nothing else says that they are in
             self._pushes.flush()
+        self._publish_rest(self._publish_every)
         self._barriers.wait()
 
     def join(self, timeout: float | None = None) -> int:
@@ -569,6 +576,7 @@ class DistStore(KVStore):
         if self._closed:
             return
         self._pushes.flush()
+        self._publish_rest(1)
         if self._checkpoints is not None:
             self._checkpoints.remove(self._trained)
         self._requests.close()

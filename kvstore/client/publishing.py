@@ -31,6 +31,7 @@ class Publishing:
         self._dtypes: dict[Key, str] = {}  # what each key is published as
         self._put: list[tuple[list[Key], int]] = []  # keys whose values ``put`` gives, with the bytes of a message
         self._begun = 0  # the highest round that this worker has begun
+        self._rounds = 0  # those that the last version by ``publish_rounds`` has
 
     def before(self, every: int, places: Column) -> None:
         """Publish after ``every`` rounds, if a push of the keys at ``places`` begins the next one."""
@@ -38,7 +39,12 @@ class Publishing:
         if rounds < self._begun:  # a step may push its keys one by one: the first of these pushes begins the round
             return
         self._begun = rounds + 1
-        if rounds and rounds % every == 0 and self._store.trains:
+        self.publish_rounds(rounds, every)
+
+    def publish_rounds(self, rounds: int, every: int) -> None:
+        """Publish ``rounds``, which all keys have, if they are a multiple of ``every`` and not published yet."""
+        if rounds > self._rounds and rounds % every == 0 and self._store.trains:
+            self._rounds = rounds
             self.publish(None, f"round {rounds}", None)
 
     def publish(self, keys: Any, label: str, dtype: Any) -> int:

@@ -126,8 +126,10 @@ class Follower:
             except DeadlineExceeded as exc:
                 raise DeadlineExceeded(f"no version after {self.version} has come in time: {exc}", exc.silent) from None
             if self._session.now() + pause >= deadline:
-                why = f": {shorten(self._missing)} has no value yet" if self._missing else ""
-                raise DeadlineExceeded(f"no version after {self.version} has come in time{why}")
+                why = "none was published, or its round is not over"
+                if self._missing:
+                    why = f"{shorten(self._missing)} has no value yet"
+                raise DeadlineExceeded(f"no version after {self.version} has come in time: {why}")
             self._session.pause(pause)  # until the first version
             pause = min(MOST_PAUSE_S, 1.5 * pause)
 

@@ -568,11 +568,13 @@ class KVStore:
         raise self._unsupported("save_checkpoint")
 
     def publish(self, keys: Any = None, *, label: str = "", dtype: Any = None) -> int:
-        """Make a version that readers can follow; on all workers, at the same point of the program.
+        """Make a version that readers can follow.
 
-        It has the arrays after exactly the pushes that worker 0 has made. Where workers are not in step (asynchronous
-        stores, quorums), each server takes what it has when it is told. Training goes on at once: the version is there
-        when its round is over. ``docs/serving.md`` says more.
+        Worker 0's call makes it, with its ``keys`` and ``label``, after exactly the pushes that worker 0 has made.
+        Others may call it, too: at the same point of the program their numbers are the same, and without worker 0's
+        call nothing is published. With a quorum, later rounds may be over already. In asynchronous stores each server
+        takes what it has when it is told. Training goes on at once: the version is there when its round is over.
+        ``docs/serving.md`` says more.
 
         Args:
             keys: of arrays, one key or a list; None for all of the store. What was published before and is not listed

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from reading_job import job_with_readers, reader_of
+from waiting import LONG
 
+import workers
 from kvstore.client import DistStore
 from kvstore.errors import DeadlineExceeded, KeyNotInitialized, Mismatch, UsageError, WireError
 from kvstore.member.session import Session
 from kvstore.reading.held import ReadSegment
 from kvstore.reading.published_copy import CopyMemory, Published, PublishedCopy
+from kvstore.rows.row_sparse import RowSparse
+from kvstore.rule import Rule
+from kvstore.table import Capacity, Table
 from kvstore.wire import VersionRead
 
 SIZE = 3000  # elements, so that each server has a part
@@ -103,20 +109,142 @@ def test_versions_of_a_store_whose_every_push_is_an_update() -> None:
         job.run(work, mode="async")
 
 
-def test_a_job_publishes_every_few_rounds_and_weights_that_are_elsewhere() -> None:
+KINDS: dict[str, tuple[Rule, dict[str, int]]] = {
+    "a quorum": (Rule(quorum=2), {}),
+    "a quorum that keeps what is late": (Rule(quorum=2, late="keep"), {}),
+    "a quorum of hosts": (Rule(quorum=2), {"aggregators": 2}),
+    "rounds, summed by host": (Rule(), {"aggregators": 2}),
+    "asynchronous": (Rule("async"), {}),
+    "asynchronous, summed by host": (Rule("async", aggregate="host"), {"aggregators": 2}),
+    "bounded staleness": (Rule("async", staleness=2), {}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_versions_are_whole_and_rise_in_every_kind_of_store(kind: str) -> None:
+    rule, more = KINDS[kind]
+
+    def work(store: DistStore) -> None:
+        store.set_optimizer("sgd", learning_rate=1.0)
+        store.init("w", torch.zeros(SIZE))
+        out = torch.zeros(SIZE)
+        with reader_of(job) as reader:
+            model = reader.follow({"w": out})
+            before = torch.zeros(SIZE)
+            for step in range(6):
+                pushed = store.push("w", -torch.ones(SIZE))
+                if store.rank == 0:
+                    assert store.publish(label=f"{step}") == model.wait_newer()
+                    assert (out.diff() != 0).sum() <= 1  # each server's part is of one update
+                    assert (out >= before).all()
+                    before = out.clone()
+            pushed.wait()
+            store.barrier()
+            if store.rank == 0:
+                store.pull("w", before)
+                number = store.publish(label="last")
+                assert (number, model.wait_newer(), model.label) == (7, 7, "last")
+                assert torch.equal(out, before)
+            store.barrier()
+
+    with job_with_readers(workers=4, **more) as job:
+        job.run(work, rule=rule)
+
+
+def test_a_version_waits_for_the_round_of_a_quorum_and_a_follower_says_so() -> None:
+    pushed = threading.Event()
+
+    def work(store: DistStore) -> None:
+        store.set_optimizer("sgd", learning_rate=1.0)
+        store.init("w", torch.zeros(SIZE))
+        if store.rank:
+            assert store.rank == 2 or pushed.wait(LONG)
+            return store.push("w", -torch.ones(SIZE)) if store.rank == 1 else None
+        out = torch.zeros(SIZE)
+        with reader_of(job) as reader:
+            model = reader.follow({"w": out})
+            store.push("w", -torch.ones(SIZE))
+            assert store.publish() == 1
+            with pytest.raises(DeadlineExceeded, match="none was published, or its round is not over"):
+                model.wait_newer(0.2)
+            pushed.set()
+            assert (model.wait_newer(), out[0]) == (1, 3.0)  # the round counts as if all three had pushed
+        return None
+
+    with job_with_readers(workers=3) as job:
+        job.run(work, rule=Rule(quorum=2))
+
+
+def test_versions_while_rows_are_evicted_and_checkpoints_are_made_of_compressed_pushes(tmp_path: Path) -> None:
+    def work(store: DistStore) -> None:
+        store.set_gradient_compression({"type": "2bit", "threshold": 1.0})
+        store.set_optimizer("sgd", learning_rate=1.0)
+        store.init(["w", "t"], [torch.zeros(SIZE), Table(dim=2, evict=Capacity(4))])
+        out = torch.zeros(SIZE)
+        with reader_of(job) as reader:
+            model = reader.follow({"w": out, "t": torch.zeros(4, 2)}, strict=False)
+            for step in range(1, 5):
+                ids = torch.arange(8) + step
+                store.pushpull("t", RowSparse(ids, torch.ones(8, 2)), row_ids=ids)
+                store.pushpull("w", -torch.ones(SIZE))
+                saved = store.save_checkpoint()
+                store.evict("t")
+                number = store.publish()
+                assert (saved, number) == (step, step)
+                if store.rank == 0:
+                    assert (model.wait_newer(), out.unique().tolist()) == (step, [2.0 * step])
+            store.barrier()
+            assert store.statistics().failed_checkpoints == 0
+
+    with job_with_readers(workers=2, checkpoint_dir=str(tmp_path)) as job:
+        job.run(work)
+
+
+def test_the_global_weights_of_diloco_are_published() -> None:
+    def work(store: DistStore) -> None:
+        module, follows = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+        torch.nn.init.constant_(module.weight, float(store.rank))
+        inner = torch.optim.SGD(module.parameters(), 0.1)
+        outer = workers.DiLoCo(module, inner, store, inner_steps=2)
+        with reader_of(job) as reader:
+            model = reader.follow(follows.state_dict())
+            for step in range(1, 6):
+                inner.zero_grad()
+                module(torch.ones(1, 3) * (1 + store.rank)).sum().backward()
+                inner.step()
+                if step % 2:  # what is local now is not the global weights
+                    assert store.publish() == step // 2 + 1
+                    with outer.global_weights():
+                        wanted = [value.clone() for value in module.state_dict().values()]
+                    if store.rank == 0:
+                        model.wait_newer()
+                        assert all(map(torch.equal, follows.state_dict().values(), wanted))
+                        assert not torch.equal(follows.weight, module.weight)
+
+    with job_with_readers(workers=2) as job:
+        job.run(work)
+
+
+def test_a_job_publishes_every_few_rounds_and_the_rest_at_its_end() -> None:
     over = threading.Barrier(2)
 
     def work(store: DistStore) -> None:
         store.set_optimizer("sgd", learning_rate=1.0)
         store.init("w", torch.zeros(SIZE))
-        for _ in range(5):
-            store.pushpull("w", -torch.ones(SIZE))
-        if store.rank == 0:
-            out = np.zeros(SIZE, np.float32)
-            with reader_of(job) as reader:
-                model = reader.follow({"w": out})
-                assert (model.wait_newer(), model.label, out[0]) == (2, "round 4", 8.0)
-        over.wait()
+        out = np.zeros(SIZE, np.float32)
+        with reader_of(job) as reader:
+            model = reader.follow({"w": out})
+            for rounds, end, number in ((5, store.report, 2), (1, store.barrier, 3), (1, store.barrier, 3)):
+                for _ in range(rounds):
+                    store.pushpull("w", -torch.ones(SIZE))
+                end()
+                if store.rank == 0:
+                    model.update()
+                    assert (model.version, model.label, out[0]) == (number, f"round {2 * number}", 4 * number)
+            if store.rank == 0:
+                store.close()
+                assert (model.wait_newer(), model.label, out[0]) == (4, "round 7", 14.0)
+            over.wait()
 
     with job_with_readers(workers=2, publish_every=2) as job:
         job.run(work)
