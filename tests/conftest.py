@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -37,6 +38,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with long tests, then those that start processes: as the last ones they would leave processors idle."""
     alone = {path: _PROCESSES.isdisjoint(path.parent.parts) for path in {item.path for item in items}}
     items.sort(key=lambda item: (not any(map(item.get_closest_marker, ("long", "release"))), alone[item.path]))
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and collected tests out of each ``gc.collect``: a million objects, for half a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ whose nearest caller outside torch is in one of our packages.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import sys
 import threading
@@ -35,13 +36,19 @@ def ours() -> bool:
     """Whether the nearest caller outside torch is our code."""
     frame = sys._getframe(2)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if name.startswith(OURS):
-            return True
-        if name.startswith(TORCHS) or not name.startswith(OTHERS):
-            return False
+        found = _whose(frame.f_code.co_filename)
+        if found is not None:
+            return found
         frame = frame.f_back
     return False
+
+
+@functools.cache  # each function of torch asks
+def _whose(file: str) -> bool | None:
+    """True for ours, False for another's, and None for torch's own, whose caller decides."""
+    if file.startswith(OURS):
+        return True
+    return None if file.startswith(OTHERS) and not file.startswith(TORCHS) else False
 
 
 class Within(TorchFunctionMode):

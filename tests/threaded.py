@@ -64,7 +64,7 @@ class ThreadedJob:
         network: InprocNetwork | None = None,
         timeout_s: float = LONG,
         patience_s: float | None = None,
-        heartbeat_s: float = 0.1,
+        heartbeat_s: float = 1.0,
         heartbeat_timeout_s: float = LONG,
         bigarray_bound: int = 1000,
         piece_bytes: int = 1 << 20,

@@ -6,7 +6,14 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+
+
+def cmdline(pid: str) -> bytes:
+    file = os.open(f"/proc/{pid}/cmdline", os.O_RDONLY)  # a third of what pathlib takes
+    try:
+        return os.read(file, 1 << 21)
+    finally:
+        os.close(file)
 
 
 @contextlib.contextmanager
@@ -28,7 +35,7 @@ def watch_ps(secrets: Sequence[str]) -> Iterator[list[str]]:
         for entry in os.scandir("/proc"):
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
-                    line = Path(f"{entry.path}/cmdline").read_bytes()
+                    line = cmdline(entry.name)
                     if any(secret in line for secret in wanted):
                         text = line.replace(b"\0", b" ").decode(errors="replace").strip()
                         if text not in found:
@@ -38,7 +45,7 @@ def watch_ps(secrets: Sequence[str]) -> Iterator[list[str]]:
         while not ended.is_set():
             look()
             looked.set()
-            ended.wait(0.001)
+            ended.wait(0.005)  # less would cost a core and see no more: a look takes as long
         look()
 
     thread = threading.Thread(target=watch, name="watch_ps")

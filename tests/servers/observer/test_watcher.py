@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -386,6 +387,12 @@ class TracedScheduler:
         return TraceRecording(TraceWriter(path, rounds), self.connect, None, 0.001, self.clock)
 
 
+def run(recording: TraceRecording) -> None:
+    """In a thread, which lets all others go first for ever: this thread would do so in all later tests."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(recording.run).result()
+
+
 def test_it_goes_on_with_another_link_until_the_job_is_over_and_writes_the_file(tmp_path: Path) -> None:
     scheduler, path = TracedScheduler(), tmp_path / "trace.json"
     with TraceRecording(TraceWriter(path), scheduler.connect, scheduler.over, step_s=0.001):
@@ -397,7 +404,7 @@ def test_it_goes_on_with_another_link_until_the_job_is_over_and_writes_the_file(
 
 def test_when_its_rounds_are_over_it_leaves_room_for_another_trace_though_the_job_goes_on(tmp_path: Path) -> None:
     scheduler, path, over = TracedScheduler(), tmp_path / "trace.json", threading.Event()
-    TraceRecording(TraceWriter(path, RoundWindow(1, 30)), scheduler.connect, over, 0.001, scheduler.clock).run()
+    run(TraceRecording(TraceWriter(path, RoundWindow(1, 30)), scheduler.connect, over, 0.001, scheduler.clock))
     assert not over.is_set()
     assert scheduler.round > 30
     assert set(scheduler.asked) == {UNCHANGED}, "members know the rounds"
@@ -412,7 +419,7 @@ def test_it_records_only_if_it_is_told_a_file(tmp_path: Path) -> None:
     scheduler.over.set()
     recording = TraceRecording.from_env(env, scheduler.connect, scheduler.over)
     assert recording is not None
-    recording.run()
+    run(recording)
     assert ReadTrace.of(tmp_path / "trace.json").about["rounds"] == "5-9"
 
 
@@ -420,7 +427,7 @@ def test_where_nobody_says_when_the_job_ends_it_asks_for_rounds_and_ends_with_th
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scheduler, path = TracedScheduler(), tmp_path / "trace.json"
-    scheduler.recording(path, RoundWindow(1, 30)).run()
+    run(scheduler.recording(path, RoundWindow(1, 30)))
     assert scheduler.asked[0] == RoundWindow(11, 40)
     assert set(scheduler.asked[1:-1]) == {RoundWindow(21, 50)}, "what was refused is chosen anew"
     assert scheduler.asked[-1] == RoundWindow(21, 21), "members note no more"
@@ -431,7 +438,7 @@ def test_where_nobody_says_when_the_job_ends_it_asks_for_rounds_and_ends_with_th
 def test_where_rounds_were_faster_than_their_reports_it_takes_the_next(tmp_path: Path) -> None:
     scheduler, path = TracedScheduler(), tmp_path / "trace.json"
     scheduler.links, scheduler.fast = 1, 2
-    scheduler.recording(path, RoundWindow(1, 5)).run()
+    run(scheduler.recording(path, RoundWindow(1, 5)))
     assert len(set(scheduler.asked[:-1])) == 3
     first = scheduler.asked[-1].first
     assert first in {span["args"]["round"] for span in ReadTrace.of(path).spans("worker 0", "pushpull")}
@@ -441,7 +448,7 @@ def test_where_rounds_were_faster_than_their_reports_it_takes_the_next(tmp_path:
 def test_where_workers_heard_of_the_rounds_too_late_it_takes_the_next(tmp_path: Path, late: int, asked: int) -> None:
     scheduler, path = TracedScheduler(), tmp_path / "trace.json"
     scheduler.links, scheduler.late = 1, late
-    scheduler.recording(path, RoundWindow(1, 5)).run()
+    run(scheduler.recording(path, RoundWindow(1, 5)))
     assert len(set(scheduler.asked[:-1]) - {UNCHANGED}) == asked
     first = scheduler.asked[-1].first
     rounds = {span["args"]["round"] for span in ReadTrace.of(path).spans("worker 0", "pushpull")}
@@ -451,7 +458,7 @@ def test_where_workers_heard_of_the_rounds_too_late_it_takes_the_next(tmp_path: 
 def test_rounds_that_are_over_are_an_error_at_once(tmp_path: Path) -> None:
     scheduler = TracedScheduler()
     with pytest.raises(ConfigError, match="rounds 3-9 are over: the job is in round 10"):
-        scheduler.recording(tmp_path / "trace.json", RoundWindow(3, 9)).run()
+        run(scheduler.recording(tmp_path / "trace.json", RoundWindow(3, 9)))
     assert scheduler.links == 1
 
 
@@ -461,7 +468,7 @@ def test_rounds_that_are_over_are_an_error_at_once(tmp_path: Path) -> None:
 def test_who_never_gets_an_answer_gives_up(tmp_path: Path, refusal: KVStoreError, patience_s: float) -> None:
     scheduler = TracedScheduler(refusal)
     with pytest.raises(type(refusal)):
-        scheduler.recording(tmp_path / "trace.json", RoundWindow(1, 9)).run()
+        run(scheduler.recording(tmp_path / "trace.json", RoundWindow(1, 9)))
     assert scheduler.now - 100.0 >= patience_s
 
 

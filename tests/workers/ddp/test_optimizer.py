@@ -309,7 +309,7 @@ assert not workers.is_initialized()
 """
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(180)
 def test_it_does_as_distributed_data_parallel(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
