@@ -130,6 +130,22 @@ class FetchedRows:
         self.rows, self.gone = RowsById(self._table), list[Ids]()
         self.whole = self.torn = False
 
+    def merged(self, before: RowsById) -> tuple[RowsById, torch.Tensor | None]:
+        """Return the rows of version ``number``, given those of the last; and the ids that have changed, if known.
+
+        What there was ``before`` may be changed. Once it returns, what changes is collected anew.
+        """
+        self.torn = True
+        after, changed = self.rows, None
+        if not self.whole:
+            ids, rows = self.rows.all()
+            gone = np.concatenate([ids[:0], *self.gone])
+            before.remove(gone)
+            before.put(ids, rows)
+            after, changed = before, torch.from_numpy(np.concatenate([ids, gone]))
+        self.taken()
+        return after, changed
+
     def asks(self, anew: bool) -> list[RowsAsk]:
         """Return what to ask for: of each server that has not given ``number``; if ``anew`` of all, for the newest."""
         if anew:
@@ -245,7 +261,6 @@ class FollowedTable(ReadableRows):
             timeout: in seconds; by default that of ``connect``.
 
         Raises:
-            KeyNotInitialized: the table is in no version.
             DeadlineExceeded: it did not come in time. The next call goes on with what has come.
             NodeLost: the job has failed, or has ended.
         """
@@ -303,24 +318,9 @@ class FollowedTable(ReadableRows):
             fetched.forget()
         if not self._fetch(fetched, deadline) or (fetched.lineage, fetched.number) == (self._lineage, self._version):
             return False
-        changed: torch.Tensor | None = None
         with self._lock:
-            fetched.torn = True
-            if fetched.whole:
-                self._rows = fetched.rows
-            else:
-                ids, rows = fetched.rows.all()
-                gone = np.concatenate([ids[:0], *fetched.gone])
-                self._rows.remove(gone)
-                self._rows.put(ids, rows)
-                changed = torch.from_numpy(np.concatenate([ids, gone]))
-            self._lineage, self._version, self.label, self.changed = (
-                fetched.lineage,
-                fetched.number,
-                fetched.label,
-                changed,
-            )
-            fetched.taken()
+            self._rows, self.changed = fetched.merged(self._rows)
+            self._lineage, self._version, self.label = fetched.lineage, fetched.number, fetched.label
         return True
 
     def _fetch(self, fetched: FetchedRows, deadline: float) -> bool:

@@ -319,8 +319,7 @@ class Reader:
 
         Raises:
             UsageError: ``key`` is an array.
-            KeyNotInitialized: versions are made without the table.
-            DeadlineExceeded: there was no version in time.
+            DeadlineExceeded: the job has published no version with this table in time.
             KVStoreError: see ``pull``.
         """
         deadline = self._session.deadline(timeout)

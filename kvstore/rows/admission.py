@@ -181,9 +181,9 @@ class GoneIds:
         It is known what has gone since; see ``unknown``.
         """
         for number, (at, ids) in zip(itertools.count(self.added, -1), reversed(self._batches), strict=False):
-            if at < version:  # not at once where it is the same: one may come before others of an earlier number
+            if at <= version:
                 return
-            if at > version and number <= until:
+            if number <= until:
                 yield ids
 
     def unknown(self, version: int) -> str:

@@ -425,7 +425,8 @@ class TableRead:
             publishing.reached()
         self._message, self._memory = message, memory
         self._rows = publishing.rows_of(message.id)
-        self._version = version = self._rows.read()
+        want = message.want if message.lineage == publishing.lineage else 0
+        self._version = version = self._rows.read(want)
         self._lineage, self._newest = publishing.lineage, publishing.newest
         self._held = message.held or [NOT_HELD]
         self._known, self._more = True, False
@@ -435,7 +436,6 @@ class TableRead:
         self._count = self._gathered = 0
         self._answer: tuple[Slots, Rows] | None = None  # once all rows are found: where they are, and will be
         self._buffers: list[wire.Buffer] = []
-        want = message.want if message.lineage == publishing.lineage else 0
         if version is None or version.number < want:
             return
         since, most = Version(*message.at), max(self._held)

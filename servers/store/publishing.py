@@ -371,7 +371,7 @@ class Publishing:
             return
         for number in ids:
             if self._buckets.is_table(number):
-                self._table(number).publish(pending.number, pending.label)
+                self.rows_of(number).publish(pending.number, pending.label)
             else:
                 flat = self._buckets.value(number).reshape(-1)
                 for (start, stop), values in zip(pieces(flat.numel()), self._values[number], strict=True):
@@ -388,7 +388,12 @@ class Publishing:
             for old in sorted(self.whole)[:-2]:
                 del self.whole[old]
 
-    def _table(self, number: int) -> PublishedRows:
+    def rows_of(self, number: int) -> PublishedRows:
+        """Return what is published of the table of segment ``number``, nothing yet perhaps.
+
+        Raises:
+            UsageError: it is an array.
+        """
         (target,) = self._buckets.read_tables([number])
         known = self._rows.get(number)
         if known is None or known.table is not target.table:
@@ -456,19 +461,6 @@ class Publishing:
                 key = self._buckets.segment(number).key
                 raise KeyNotInitialized(f"key {key!r} is in no version that was published")
         return [values for number in ids for values in self._values[number]]
-
-    def rows_of(self, number: int) -> PublishedRows:
-        """Return what is published of the table of segment ``number``.
-
-        Raises:
-            KeyNotInitialized: no version has it.
-            UsageError: it is an array.
-        """
-        rows = self._table(number)
-        if self.newest and not rows.made:
-            (target,) = self._buckets.read_tables([number])
-            raise KeyNotInitialized(f"the rows of {target.name!r} are in no version that was published")
-        return rows
 
     def changes(self, values: PublishedValues, held: int, number: int) -> tuple[int, list[wire.Buffer]] | None:
         """Return the checksum of a piece in version ``number``, and what makes it of version ``held``, 0 for nothing.
