@@ -203,10 +203,10 @@ class FetchedRows:
         data = np.frombuffer(reply.buffers[0], np.uint8) if reply.buffers else np.empty(0, np.uint8)
         table = self._table
         rows_end = reply.count * table.row_bytes
-        end = rows_end + 8 * reply.gone
+        end = rows_end + 8 * reply.evicted
         if len(reply.buffers) > 1 or len(data) < end or reply.done > reply.parts or (reply.more and reply.count):
             raise WireError(
-                f"an answer of {len(data)} bytes with {reply.count} rows and {reply.gone} ids that have gone"
+                f"an answer of {len(data)} bytes with {reply.count} rows and {reply.evicted} ids that have gone"
             )
         if len(data) and checksum(data) != reply.sum:
             raise WireError(f"rows of version {reply.number} are not as the server has sent them")

@@ -39,6 +39,8 @@ MAX_CHAIN = 10_000  # deltas that continue each other; forged manifests could le
 def open_table(directory: str | os.PathLike[str], verify: bool = False) -> OpenTable:
     """Open the last save of a table in ``directory``, which ``save_table`` wrote: deltas with all that they continue.
 
+    ``Reader.open_table`` returns the same of a running job.
+
     Args:
         directory: the same as for ``save_table``; or the folder of one save in it.
         verify: read all files, and compare them with their sha256.

@@ -570,22 +570,22 @@ class KVStore:
     def publish(self, keys: Any = None, *, label: str = "", dtype: Any = None) -> int:
         """Make a version that readers can follow; on all workers, at the same point of the program.
 
-        It has the arrays after exactly the pushes that worker 0 has made. Where workers are not in step (asynchronous
-        stores, quorums), each server takes what it has when it is told. Training goes on at once: the version is there
-        when its round is over. ``docs/serving.md`` says more.
+        It has the arrays and tables after exactly the pushes that worker 0 has made. Where workers are not in step
+        (asynchronous stores, quorums), each server takes what it has when it is told. Training goes on at once: the
+        version is there when its round is over. ``docs/serving.md`` says more.
 
         Args:
-            keys: of arrays, one key or a list; None for all of the store. What was published before and is not listed
-                stays as it was published last.
+            keys: one key or a list; None for all of the store. What was published before and is not listed stays as it
+                was published last.
             label: a text of your own for readers, such as a step.
-            dtype: ``torch.bfloat16`` or ``torch.float16``: what wider floating point is rounded to. It stays for later
-                versions. None: the first version of a key has its own dtype.
+            dtype: ``torch.bfloat16`` or ``torch.float16``: what wider floating point of arrays is rounded to. It stays
+                for later versions. None: the first version of a key has its own dtype.
 
         Returns:
             The number of the version: 1, then 2, and so on.
 
         Raises:
-            UsageError: a key is a table, or is published in another dtype.
+            UsageError: a key is published in another dtype.
             Unsupported: this is no dist store.
         """
         raise self._unsupported("publish")

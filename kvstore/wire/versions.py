@@ -22,6 +22,7 @@ PUBLISHED = ("float16", "bfloat16")  # what values may be published as, beside t
 
 Number = Annotated[int, f.integer(0, 2**62)]  # of a version; 0 for none
 Numbers = Annotated[list[int], f.integers(0, 2**62)]
+Parts = Annotated[int, f.integer(0, f.MAX_ITEMS)]
 Label = Annotated[str, f.text(256)]
 Rounded = Annotated["str | None", f.optional(f.choice(*PUBLISHED))]
 
@@ -165,11 +166,11 @@ class TableRead(Reply):
     label: Label
     at: f.At  # the state that this version has of the table here
     layout: f.Lineage
-    parts: f.Count  # how many there are
-    done: f.Count  # how many of them are of this version now, or have been before
+    parts: Parts  # how many there are
+    done: Parts  # how many of them are of this version now, or have been before
     known: Annotated[bool, f.flag]  # whether it is known what has changed since the states that were named
     more: Annotated[bool, f.flag]  # whether more ids have gone, or ``layout`` is another: no part is here then
-    gone: f.Count  # how many ids have gone
+    evicted: f.Count  # how many ids have gone
     count: f.Count  # how many rows have changed
     sum: Annotated[int, f.integer(0, 2**64 - 1)]  # the checksum of the buffer
     # the rows, by rising ids; int64 for each id that has gone, which go before any row is put; the rows' ids, as

@@ -525,7 +525,7 @@ class TableRead:
             done=self._part,
             known=self._known,
             more=self._more,
-            gone=sum(map(len, self._gone)),
+            evicted=sum(map(len, self._gone)),
             count=self._count,
             sum=checksum(np.frombuffer(self._buffers[0], np.uint8)) if self._buffers else 0,
             buffers=self._buffers,

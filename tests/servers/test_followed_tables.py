@@ -309,7 +309,7 @@ def test_what_is_named_of_another_course_is_not_known(fields: dict[str, Any]) ->
 def test_parts_of_another_servers_layout_bring_nothing_but_the_layout() -> None:
     ((job, _),) = settled()
     reply = ask(job, at=[7000, 1], held=[1, 0], layout=3)
-    assert (reply.known, reply.more, reply.done, reply.gone, reply.parts) == (True, True, 0, 0, 10)
+    assert (reply.known, reply.more, reply.done, reply.evicted, reply.parts) == (True, True, 0, 0, 10)
     assert ask(job, at=[7000, 1], held=[1], layout=3).done == 10
 
 
@@ -346,7 +346,7 @@ def test_an_answer_that_was_damaged_is_refused_and_changes_nothing() -> None:
         {"buffers": []},
         {"count": 1},
         {"count": 1 << 31},
-        {"gone": 1},
+        {"evicted": 1},
         {"done": 11},
         {"more": True},
     ):

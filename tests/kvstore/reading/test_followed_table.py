@@ -68,9 +68,9 @@ def test_the_rows_of_tables_become_each_version_whole() -> None:
             assert user.changed is not None
             assert set(user.changed.tolist()) == {-5, 7}
             assert repr(user) == "<FollowedTable 'user' of float32[*, 3], version 4>"
-            with pytest.raises(UsageError, match="item.*has the ids 0 to 49|0 to 49"):
+            with pytest.raises(UsageError, match="the ids 0 to 49"):
                 item.lookup([50])
-            with pytest.raises(UsageError, match="'w' is .*, not a table; follow it"):
+            with pytest.raises(UsageError, match="not a table; follow it"):
                 reader.open_table("w")
             store.init("late", kv.Table(shape=(5, 2)))
             with pytest.raises(DeadlineExceeded, match="no version of table 'late'"):
