@@ -100,6 +100,7 @@ class RowsAsk(NamedTuple):
     stripe: Stripe
     want: int
     skip: int
+    course: int  # how often all had been forgotten
 
 
 class FetchedRows:
@@ -109,55 +110,54 @@ class FetchedRows:
         lineage, number, label: of the newest version of which an answer has come. All servers are to have it.
         rows, gone: what has changed since ``taken``: ids go, and then rows are put.
         whole: whether ``rows`` will be all there are.
-        torn: whether an exception has come in while something was written. Then all is to be forgotten.
+        torn: whether an exception (Ctrl-C) has come in while something was written. Then all is to be forgotten.
     """
 
     def __init__(self, table: Table, segments: Sequence[ReadSegment]) -> None:
-        self._table = table
+        self._table, self._course = table, 0
         self.stripes = [Stripe(segment) for segment in segments]
         self.lineage, self.number, self.label = UNKNOWN, 0, ""
         self.forget()
 
     def forget(self) -> None:
         """Ask for all rows from here on."""
+        self.torn = True
+        self._course += 1
         for stripe in self.stripes:
             stripe.forget()
-        self.taken()
-        self.whole = True
+        self.taken(whole=True)
 
-    def taken(self) -> None:
-        """Collect from here on what changes."""
-        self.rows, self.gone = RowsById(self._table), list[Ids]()
-        self.whole = self.torn = False
+    def taken(self, whole: bool = False) -> None:
+        """Collect from here on what changes, or all rows."""
+        self.rows, self.gone, self.whole = RowsById(self._table), list[Ids](), whole
+        self.torn = False  # last: see there
 
     def merged(self, before: RowsById) -> tuple[RowsById, torch.Tensor | None]:
         """Return the rows of version ``number``, given those of the last; and the ids that have changed, if known.
 
-        What there was ``before`` may be changed. Once it returns, what changes is collected anew.
+        Those ``before`` are changed. It is ``torn`` until it is said that what came is ``taken``.
         """
         self.torn = True
-        after, changed = self.rows, None
-        if not self.whole:
-            ids, rows = self.rows.all()
-            gone = np.concatenate([ids[:0], *self.gone])
-            before.remove(gone)
-            before.put(ids, rows)
-            after, changed = before, torch.from_numpy(np.concatenate([ids, gone]))
-        self.taken()
-        return after, changed
+        if self.whole:
+            return self.rows, None
+        ids, rows = self.rows.all()
+        gone = np.concatenate([ids[:0], *self.gone])
+        before.remove(gone)
+        before.put(ids, rows)
+        return before, torch.from_numpy(np.concatenate([ids, gone]))
 
     def asks(self, anew: bool) -> list[RowsAsk]:
         """Return what to ask for: of each server that has not given ``number``; if ``anew`` of all, for the newest."""
         if anew:
-            return [RowsAsk(stripe, 0, 0) for stripe in self.stripes]
+            return [RowsAsk(stripe, 0, 0, self._course) for stripe in self.stripes]
         return [
-            RowsAsk(stripe, self.number, stripe.skip if stripe.skip_of == self.number else 0)
+            RowsAsk(stripe, self.number, stripe.skip if stripe.skip_of == self.number else 0, self._course)
             for stripe in self.stripes
             if stripe.number != self.number
         ]
 
     def fields(self, ask: RowsAsk) -> dict[str, Any]:
-        stripe, want, skip = ask
+        stripe, want, skip, _ = ask
         held = stripe.held[:1] if len(set(stripe.held)) == 1 else stripe.held
         named = {"at": stripe.at, "layout": stripe.layout, "held": held}
         return {"id": stripe.id, "lineage": self.lineage, "want": want, "skip": skip, **named}
@@ -170,6 +170,8 @@ class FetchedRows:
         """
         gone, ids, rows = self._decoded(reply)
         stripe = ask.stripe
+        if ask.course != self._course:  # it has changes of what has been forgotten since, for another server's sake
+            return True
         if reply.lineage != self.lineage:
             self.lineage, self.number = reply.lineage, 0
             for each in self.stripes:
@@ -321,6 +323,7 @@ class FollowedTable(ReadableRows):
         with self._lock:
             self._rows, self.changed = fetched.merged(self._rows)
             self._lineage, self._version, self.label = fetched.lineage, fetched.number, fetched.label
+            fetched.taken()
         return True
 
     def _fetch(self, fetched: FetchedRows, deadline: float) -> bool:
