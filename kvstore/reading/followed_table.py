@@ -184,15 +184,15 @@ class FetchedRows:
         if not reply.known:
             self.forget()
             return True
+        skip = ask.skip if reply.number == ask.want else 0
         if reply.layout != stripe.layout:  # what is known of some parts of another layout holds for all as the least
-            stripe.held, stripe.layout = [min(stripe.held, default=NOT_HELD)] * reply.parts, reply.layout
+            stripe.held, stripe.layout, skip = [min(stripe.held, default=NOT_HELD)] * reply.parts, reply.layout, 0
         stripe.held += [NOT_HELD] * (reply.parts - len(stripe.held))
         self.torn = True
         self.rows.remove(gone)
         self.gone.append(gone)
         self.rows.put(ids, rows)
-        stripe.skip = len(gone) + (ask.skip if reply.number == ask.want else 0)
-        stripe.skip_of, stripe.number = reply.number, 0
+        stripe.skip, stripe.skip_of, stripe.number = skip + len(gone), reply.number, 0
         if not reply.more:
             stripe.at = Version(*reply.at)
             stripe.held[: reply.done] = [stripe.at.number] * reply.done

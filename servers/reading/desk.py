@@ -424,13 +424,15 @@ class TableRead:
         if publishing.pending:
             publishing.reached()
         self._message, self._memory = message, memory
+        store.buckets.require_sound([message.id])
         self._rows = publishing.rows_of(message.id)
         want = message.want if message.lineage == publishing.lineage else 0
         self._version = version = self._rows.read(want)
         self._lineage, self._newest = publishing.lineage, publishing.newest
         self._held = message.held or [NOT_HELD]
         self._known, self._more = True, False
-        self._part = self._parts = 0  # the part that is looked at next, and how many there are
+        self._parts = 0 if version is None else -(-version.rows.slots // self._rows.part_slots)
+        self._part = self._last = 0  # the part that is looked at next, and where the answer ends
         self._gone: list[Ids] = []
         self._found: list[Slots] = []  # of the rows
         self._count = self._gathered = 0
@@ -438,15 +440,15 @@ class TableRead:
         self._buffers: list[wire.Buffer] = []
         if version is None or version.number < want:
             return
-        since, most = Version(*message.at), max(self._held)
+        since, most, same = Version(*message.at), max(self._held), message.layout == self._rows.layout
         gone = self._rows.gone(since, version)
         if gone is None or (most != NOT_HELD and version.at.since(since._replace(number=most)) is None):
             self._known = False
-        elif message.layout != self._rows.layout and len(self._held) > 1:
+        elif len(self._held) > 1 and not same:
             self._more = True
         else:
-            self._take_gone(gone, message.skip if want == version.number else 0)
-            self._parts = 0 if self._more else -(-version.rows.slots // self._rows.part_slots)
+            self._take_gone(gone, message.skip if same and want == version.number else 0)
+            self._last = 0 if self._more else self._parts
 
     def _take_gone(self, batches: Iterator[Ids], skip: int) -> None:
         left = MOST_ROW_BYTES // 8
@@ -463,7 +465,7 @@ class TableRead:
         version = self._version
         if version is not None:
             row_bytes = self._rows.table.table.row_bytes
-            while self._part < self._parts and self._count * row_bytes < MOST_ROW_BYTES:
+            while self._part < self._last and self._count * row_bytes < MOST_ROW_BYTES:
                 if nbytes <= 0:
                     return None
                 nbytes -= self._find(version)
@@ -509,10 +511,8 @@ class TableRead:
         return slots, np.frombuffer(buffer, table.dtype, self._count * table.width).reshape(self._count, table.width)
 
     def _reply(self) -> wire.TableRead:
-        number, label, at, parts, version = 0, "", NOWHERE, 0, self._version
-        if version is not None:
-            number, label, at = version.number, version.label, version.at
-            parts = -(-version.rows.slots // self._rows.part_slots)
+        version = self._version
+        number, label, at = (0, "", NOWHERE) if version is None else (version.number, version.label, version.at)
         return wire.TableRead(
             self._message.seq,
             self._lineage,
@@ -521,7 +521,7 @@ class TableRead:
             label,
             at,
             self._rows.layout,
-            parts,
+            self._parts,
             done=self._part,
             known=self._known,
             more=self._more,

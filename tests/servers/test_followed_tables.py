@@ -183,7 +183,7 @@ class Follower:
         raise AssertionError("it does not come to the newest version")
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32), st.integers(1, 3))
 def test_a_follower_has_all_rows_of_one_version(seed: int, servers: int) -> None:
     rng = random.Random(seed)
@@ -202,8 +202,6 @@ def test_a_follower_has_all_rows_of_one_version(seed: int, servers: int) -> None
             job.put(rng.sample(range(40), 3))
         elif kind == "replace":
             rng.choice(job.servers).replace()
-            for follower in followers:
-                follower.drop()
         elif kind == "drop":
             rng.choice(followers).drop()
         else:
