@@ -287,8 +287,14 @@ class FollowedTable(ReadableRows):
                         return self._version
                     self._wait(deadline)
         except DeadlineExceeded as exc:
+            made = (
+                max((each.newest for each in self._fetched.stripes if not each.there), default=0)
+                if self._fetched
+                else 0
+            )
+            why = f"servers keep the rows from the next version on, and the last was {made}" if made else f"{exc}"
             raise DeadlineExceeded(
-                f"no version of table {self.key!r} after {self._version} has come in time: {exc}", exc.silent
+                f"no version of table {self.key!r} after {self._version} has come in time: {why}", exc.silent
             ) from None
 
     def has(self, ids: Any) -> torch.Tensor:

@@ -76,14 +76,7 @@ def _chain(path: Path, known: Sequence[SavedRows]) -> list[SavedRows]:
 
 
 class ReadableRows(abc.ABC):
-    """The rows of a table as some version has them: of a directory, or of a running job.
-
-    Attributes:
-        key: of the table.
-        table: what it is.
-        changed: the ids of the rows that the last update has changed, or that have gone with it, as an int64 tensor
-            without order, where some may be twice. None: it may be any, as after opening.
-    """
+    """The rows of a table as some version has them: of a directory, or of a running job."""
 
     def __init__(self, key: Key, table: Table) -> None:
         self.key, self.table = key, table

@@ -101,3 +101,33 @@ def test_versions_of_tables_alone_where_every_push_is_an_update() -> None:
 
     with job_with_readers(workers=2) as job:
         job.run(work, mode="async")
+
+
+def test_who_comes_while_rows_have_changed_since_the_last_version_waits_for_the_next() -> None:
+    at = threading.Barrier(2)
+
+    def work(store: DistStore) -> None:
+        store.set_optimizer("sgd", learning_rate=1.0)
+        store.init("rows", kv.Table(shape=(10, 4)))
+
+        def push(rounds: int) -> None:
+            for _ in range(rounds):
+                store.push("rows", kv.RowSparse(torch.arange(10), -torch.ones(10, 4)))
+            store.row_sparse_pull("rows", row_ids=[1])
+            at.wait()
+
+        push(5)
+        if store.rank == 0:
+            with reader_of(job) as reader:
+                with pytest.raises(DeadlineExceeded, match="from the next version on, and the last was 2"):
+                    reader.open_table("rows", timeout=0.5)
+                at.wait()
+                push(2)
+                table = reader.open_table("rows")
+                assert (table.version, table.label, table.lookup([3]).tolist()) == (3, "round 6", [[12.0] * 4])
+            return
+        at.wait()
+        push(2)
+
+    with job_with_readers(workers=2, publish_every=2) as job:
+        job.run(work)
