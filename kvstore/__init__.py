@@ -39,6 +39,7 @@ from kvstore.table import Capacity, MinCount, Probability, Table, Unseen
 from kvstore.ticket import Ticket
 
 if TYPE_CHECKING:
+    from kvstore.reading.followed_table import FollowedTable
     from kvstore.reading.follower import Follower
     from kvstore.reading.reader import Reader
     from kvstore.rows.open_table import OpenTable, export_parquet, open_table
@@ -52,6 +53,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DeadlineExceeded",
+    "FollowedTable",
     "Follower",
     "KVStore",
     "KVStoreError",
@@ -88,6 +90,7 @@ def __dir__() -> list[str]:
 
 # Public names whose modules need numpy or torch, which ``import kvstore`` does not import.
 _LATER = {
+    "FollowedTable": "kvstore.reading.followed_table",
     "Follower": "kvstore.reading.follower",
     "Reader": "kvstore.reading.reader",
     "OpenTable": "kvstore.rows.open_table",

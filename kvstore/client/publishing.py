@@ -102,15 +102,12 @@ class Publishing:
     # ---- helpers
 
     def _chosen(self, keys: Any, entries: Entries) -> list[Key]:
-        """Return the keys of arrays among ``keys``; the rows of tables are not published."""
         if keys is None:
-            return [key for key in entries if key not in entries.tables]
+            return list(entries)
         listed = [keys] if isinstance(keys, str | int) or not isinstance(keys, Iterable) else list(keys)
         for key in listed:
             if key not in entries:
                 raise without_value(key, entries, " on this worker")
-            if key in entries.tables:
-                raise UsageError(f"key {key!r} is a table, and arrays alone are published")
         return listed
 
     def _published_as(self, keys: list[Key], entries: Entries, rounded: str | None) -> dict[Key, str]:
@@ -120,6 +117,8 @@ class Publishing:
         """
         dtypes = {}
         for key in keys:
+            if key in entries.tables:  # rows have the table's own dtype
+                continue
             wanted = published_as(entries.specs[entries.kinds[entries.places[key]]].dtype, rounded)
             dtypes[key] = self._dtypes.get(key, wanted)
             if rounded and dtypes[key] != wanted:

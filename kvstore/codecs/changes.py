@@ -170,6 +170,44 @@ def _positions(where: Array, bits: int, size: int) -> Array:
     return positions
 
 
+_EACH = 64  # a form of ids alone: each in eight bytes
+_NEAR = 1 << 40  # ids that lie further apart are encoded so
+_IDS_HEAD = 16
+
+
+def encode_ids(ids: Array) -> Array:
+    """Return ``ids``, int64 that rise, in few bytes: the first, and the others as positions after it."""
+    if not len(ids):
+        return np.empty(0, np.uint8)
+    first, span = int(ids[0]), int(ids[-1]) - int(ids[0])
+    form, where = _encoded(ids - first, span + 1) if span < _NEAR else (_EACH, ids)
+    if where.nbytes >= ids.nbytes:
+        form, where = _EACH, ids
+    head = np.array([first, (span if form != _EACH else 0) << 8 | form], np.int64)
+    return np.concatenate([head.view(np.uint8), where.view(np.uint8)])
+
+
+def decode_ids(data: Array, count: int) -> Array:
+    """Return the ``count`` ids, rising int64, that ``encode_ids`` has made ``data`` of, bytes, or anybody else.
+
+    Raises:
+        WireError: it is something else.
+    """
+    ids = np.empty(0, np.int64)
+    if count and len(data) >= _IDS_HEAD:
+        first, rest = data[:_IDS_HEAD].view(np.int64).tolist()
+        where, form, span = data[_IDS_HEAD:], rest & 255, rest >> 8
+        if form == _EACH and len(where) == 8 * count:
+            ids = where.view(np.int64)
+        elif form == _BITMAP and 0 <= span < 8 * len(where):
+            ids = np.flatnonzero(np.unpackbits(where, bitorder="little").view(np.bool_)) + first
+        elif form in _GAPS and 0 <= span < _NEAR and not len(where) % 8:
+            ids = _positions(where, form, span + 1) + first
+    if len(ids) != count or (not count and len(data)) or bool((ids[1:] <= ids[:-1]).any()):
+        raise WireError(f"{len(data)} bytes are not {count} ids")
+    return ids
+
+
 def checksum(values: Array) -> int:
     """Return a sum of the bytes of ``values``, contiguous, from 0 to 2^64 - 1. It is no protection against a forger.
 

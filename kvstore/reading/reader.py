@@ -21,6 +21,7 @@ from kvstore.dynamo import outside_graphs
 from kvstore.errors import DeadlineExceeded, KeyNotInitialized, Mismatch, UsageError
 from kvstore.job.config import Config
 from kvstore.plain import scalar
+from kvstore.reading.followed_table import FollowedTable
 from kvstore.reading.follower import Follower, Source
 from kvstore.reading.held import HeldRows, HeldValue, ReadSegment, RowsOfServer, reads_of, reads_of_rows
 from kvstore.reading.reader_session import MOST_ASKED, Ask, ReaderSession
@@ -312,6 +313,36 @@ class Reader:
         follower = Follower(state_dict, keys, strict, on_update, source)
         self._followers.add(follower)
         return follower
+
+    def open_table(self, key: Key, *, timeout: float | None = None) -> FollowedTable:
+        """Return table ``key``, all of its rows, as the newest version has them; wait for it if there is none yet.
+
+            table = reader.open_table("user")
+            while serving:
+                vectors = table.lookup(ids)
+                table.update()  # to the newest version: only the rows come that have changed
+
+        It has the methods of what ``kvstore.open_table`` returns for a directory. To read a few rows of a large table,
+        ``row_sparse_pull`` them.
+
+        Args:
+            key: of a table.
+            timeout: see ``pull``.
+
+        Raises:
+            UsageError: ``key`` is an array.
+            DeadlineExceeded: the job has published no version with this table in time.
+            KVStoreError: see ``pull``.
+        """
+        deadline = self._session.deadline(timeout)
+        self.wait_for(key, timeout=timeout)
+        table = self.spec(key, timeout=timeout)
+        if not isinstance(table, Table):
+            raise UsageError(f"open_table: key {key!r} is {table}, not a table; follow it")
+        source = Source(self._find, self._keys, self._ask, self._session, self._lock)
+        followed = FollowedTable(key, table, source)
+        followed.wait_newer(max(0.0, deadline - self._session.now()))
+        return followed
 
     def rounds(self, key: Key) -> tuple[int, int]:
         """Return after which rounds the value of ``key`` is that was pulled last: of its oldest and newest segment.

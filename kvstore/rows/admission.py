@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -141,10 +142,12 @@ class GoneIds:
 
     Attributes:
         floor: the earliest version of which all is known that has gone since.
+        added: how many batches there have been.
     """
 
     def __init__(self, floor: int = 0) -> None:
         self.floor = floor
+        self.added = 0
         self._batches: deque[tuple[int, Ids]] = deque()
         self._count = 0
 
@@ -156,6 +159,7 @@ class GoneIds:
         if not len(ids):
             return
         self._batches.append((version, ids))
+        self.added += 1
         self._count += len(ids)
         while self._count > max(KEPT, rows) and len(self._batches) > 1:
             self.floor, oldest = self._batches.popleft()
@@ -170,6 +174,17 @@ class GoneIds:
         if unknown := self.unknown(version):
             raise UsageError(f"{unknown}; save the whole table")
         return np.unique(np.concatenate([np.empty(0, np.int64), *(ids for at, ids in self._batches if at > version)]))
+
+    def batches(self, version: int, until: int) -> Iterator[Ids]:
+        """Yield the ids that went after update ``version``, in batches, from the ``until``-th of all back.
+
+        It is known what has gone since; see ``unknown``.
+        """
+        for number, (at, ids) in zip(itertools.count(self.added, -1), reversed(self._batches), strict=False):
+            if at <= version:
+                return
+            if number <= until:
+                yield ids
 
     def unknown(self, version: int) -> str:
         """Return why it is not known which rows have gone after update ``version``; nothing if it is known."""

@@ -99,19 +99,42 @@ class FrozenRows:
         with self._lock:
             return len(self._there(start, min(start + count, self.slots)))
 
-    def _there(self, start: int, stop: int) -> Slots:
-        """Return which of the slots from ``start`` on have rows, from 0."""
+    def changed(self, start: int, stop: int, since: int) -> Slots:
+        """Return which of the slots ``start`` to ``stop`` have rows that changed after update ``since``; all if -1."""
+        with self._lock:
+            return self._there(start, min(stop, self.slots), since + 2)
+
+    def rows_in(self, slots: Slots) -> Array:
+        """Return the rows in ``slots``, each of which has one: any slots, if nobody reads pages, which pass them."""
+        with self._lock:
+            return self._gathered(slots, state=False).rows
+
+    def ids_in(self, slots: Slots) -> Ids:
+        """Return the ids of the rows in ``slots``; see ``rows_in``."""
+        with self._lock:
+            logged, kept = self._in_log(slots)
+            ids = self._ids_of(slots)
+            ids[logged] = gather(self._log_ids.items, kept)
+            return ids
+
+    def _there(self, start: int, stop: int, changed: int = 0) -> Slots:
+        """Return which of the slots from ``start`` on have rows whose ``seen`` is at least ``changed``."""
         logged = np.flatnonzero(self._kept[start:stop])
         seen = self._slabs[SEEN].items[start:stop].copy()
         seen[logged] = gather(self._log[SEEN].items, self._kept[start:stop][logged] - 1)
-        return np.flatnonzero(seen >= self._changed)
+        return np.flatnonzero(seen >= max(self._changed, changed)) + start
 
     def _read(self, start: int, stop: int, state: bool) -> Page:
-        there = self._there(start, stop)
-        slots = there + start
-        kept = self._kept[start:stop][there]
+        return self._gathered(self._there(start, stop), state)
+
+    def _in_log(self, slots: Slots) -> tuple[Slots, Slots]:
+        """Return which of ``slots`` the log has, as positions, and where."""
+        kept = self._kept[slots]
         logged = np.flatnonzero(kept)
-        kept = kept[logged] - 1
+        return logged, kept[logged] - 1
+
+    def _gathered(self, slots: Slots, state: bool) -> Page:
+        logged, kept = self._in_log(slots)
         ids = self._ids_of(slots)
         ids[logged] = gather(self._log_ids.items, kept)
         values = {}

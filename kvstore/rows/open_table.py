@@ -6,7 +6,10 @@ rows; ``verify`` finds either.
 
 from __future__ import annotations
 
+import abc
+import itertools
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,25 +18,28 @@ import numpy as np
 import torch
 
 from kvstore.dynamo import outside_graphs
-from kvstore.errors import CheckpointError, UsageError
+from kvstore.errors import CheckpointError, DeadlineExceeded, UsageError
 from kvstore.job.files import replacing, require_plain
 from kvstore.rows.admission import write_beginnings
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.ids import Ids, require_ids
 from kvstore.rows.index import Entries, probe
-from kvstore.rows.slabs import Array, scatter
+from kvstore.rows.slabs import Array, Slots, scatter
 from kvstore.rows.table_files import GONE, IDS, INDEX, ROWS, Save, TableManifest, load_manifest, newest
 from kvstore.sealed_folders import record_of
 from kvstore.spec import Key
 from kvstore.table import Table
 
 PAGE = 1 << 14  # rows that are read at a time
+LOOK_S = 0.1  # between two looks whether a directory has another save
 MAX_CHAIN = 10_000  # deltas that continue each other; forged manifests could lead on for ever
 
 
 @outside_graphs
 def open_table(directory: str | os.PathLike[str], verify: bool = False) -> OpenTable:
     """Open the last save of a table in ``directory``, which ``save_table`` wrote: deltas with all that they continue.
+
+    ``Reader.open_table`` returns the same of a running job.
 
     Args:
         directory: the same as for ``save_table``; or the folder of one save in it.
@@ -69,8 +75,55 @@ def _chain(path: Path, known: Sequence[SavedRows]) -> list[SavedRows]:
     return chain
 
 
+class ReadableRows(abc.ABC):
+    """The rows of a table as some version has them: of a directory, or of a running job."""
+
+    def __init__(self, key: Key, table: Table) -> None:
+        self.key, self.table = key, table
+        self.changed: torch.Tensor | None = None
+
+    @property
+    @abc.abstractmethod
+    def version(self) -> int: ...
+
+    @abc.abstractmethod
+    def _read(self, ids: Ids, out: Array) -> Slots:
+        """Write rows to ``out``; return the positions of the ids that have none."""
+
+    def __repr__(self) -> str:
+        shape = ", ".join(map(str, ["*" if self.table.rows is None else self.table.rows, *self.table.row]))
+        return f"<{type(self).__name__} {self.key!r} of {self.table.dtype}[{shape}], version {self.version}>"
+
+    def lookup(self, ids: Any) -> torch.Tensor:
+        """Return the rows of ``ids``.
+
+        An id without a row, or whose row has gone, gives what a pull would have given: its initial value, or zeros in a
+        table with an admission rule.
+
+        Args:
+            ids: integers of any shape, in any order; they may repeat.
+
+        Returns:
+            A new tensor, of shape ``(*ids.shape, *row)``.
+
+        Raises:
+            UsageError: the ids are not integers, or the table can have no such row.
+        """
+        wanted = require_ids(f"ids of table {self.key!r}", ids, self.table)
+        flat = wanted.reshape(-1)
+        out = np.empty((len(flat), self.table.width), self.table.dtype)
+        missing = self._read(flat, out)
+        if len(missing) and self.table.admit is not None:
+            out[missing] = 0
+        elif len(missing):
+            begun = np.empty((len(missing), self.table.width), out.dtype)
+            write_beginnings(self.table, flat[missing], begun)
+            scatter(out, missing, begun)
+        return torch.from_numpy(out).view(*wanted.shape, *self.table.row)
+
+
 @outside_graphs
-class OpenTable:
+class OpenTable(ReadableRows):
     """A saved table that is read without servers, for serving. Made by ``open_table``. Any thread may use it.
 
     Args:
@@ -80,13 +133,14 @@ class OpenTable:
     Attributes:
         key: of the table.
         table: what it is.
+        changed: the ids of the rows that the last ``update`` has changed, or that have gone with it, as an int64 tensor
+            without order, where some may be twice. None: it may be any, as after opening.
     """
 
     def __init__(self, chain: list[SavedRows], directory: Path) -> None:
         self._chain = chain  # the last save first; it is replaced as one, so each call of a thread is of one save
         self._directory = directory
-        self.key: Key = self.manifest.key
-        self.table: Table = self.manifest.table
+        super().__init__(self.manifest.key, self.manifest.table)
 
     @property
     def manifest(self) -> TableManifest:
@@ -110,52 +164,48 @@ class OpenTable:
         if (chain[0].manifest.key, chain[0].manifest.table) != (self.key, self.table):
             raise CheckpointError(f"{chain[0].folder} is not a save of {self!r}: open it by itself")
         before, self._chain = self._chain[0], chain
-        return chain[0] is not before
+        if chain[0] is before:
+            return False
+        news = list(itertools.takewhile(lambda saved: saved is not before, chain))
+        ids = [part for saved in news for part in (saved.ids, saved.gone)]
+        self.changed = torch.from_numpy(np.concatenate(ids)) if len(news) < len(chain) else None
+        return True
 
-    def __repr__(self) -> str:
-        shape = ", ".join(map(str, ["*" if self.table.rows is None else self.table.rows, *self.table.row]))
-        return f"<OpenTable {self.key!r} of {self.table.dtype}[{shape}], version {self.version}>"
-
-    def lookup(self, ids: Any) -> torch.Tensor:
-        """Return the rows of ``ids``.
-
-        An id without a row, or whose row has gone, gives what a pull would have given: its initial value, or zeros in a
-        table with an admission rule.
+    def wait_newer(self, timeout: float = 60.0) -> int:
+        """Return when the directory has another save, and the rows are of it: its ``version``.
 
         Args:
-            ids: integers of any shape, in any order; they may repeat.
-
-        Returns:
-            A new tensor, of shape ``(*ids.shape, *row)``.
+            timeout: in seconds.
 
         Raises:
-            UsageError: the ids are not integers, or the table can have no such row.
+            DeadlineExceeded: there was none in time.
+            CheckpointError: see ``update``.
         """
-        wanted = require_ids(f"ids of table {self.key!r}", ids, self.table)
-        flat = wanted.reshape(-1)
-        out = np.empty((len(flat), self.table.width), self.table.dtype)
-        left = np.arange(len(flat))  # positions of ids that have not been found
+        deadline = time.monotonic() + timeout
+        while not self.update():
+            if time.monotonic() + LOOK_S > deadline:
+                raise DeadlineExceeded(
+                    f"{self._directory} has had no save after version {self.version} in {timeout:g} s"
+                )
+            time.sleep(LOOK_S)
+        return self.version
+
+    def _read(self, ids: Ids, out: Array) -> Slots:
+        left = np.arange(len(ids))  # positions of ids that have not been found
         absent = []
         for saved in self._chain:
-            found = saved.find(flat[left])
+            found = saved.find(ids[left])
             there = found >= 0
-            if len(left) == len(flat) and there.all():
+            if len(left) == len(ids) and there.all():
                 saved.rows.take(found, axis=0, out=out, mode="clip")
                 left = left[:0]
                 break
             scatter(out, left[there], saved.rows.take(found[there], axis=0, mode="clip"))
             left = left[~there]
-            gone = saved.has_gone(flat[left])
+            gone = saved.has_gone(ids[left])
             absent.append(left[gone])
             left = left[~gone]
-        missing = np.concatenate([left, *absent])
-        if len(missing) and self.table.admit is not None:
-            out[missing] = 0
-        elif len(missing):
-            begun = np.empty((len(missing), self.table.width), out.dtype)
-            write_beginnings(self.table, flat[missing], begun)
-            scatter(out, missing, begun)
-        return torch.from_numpy(out).view(*wanted.shape, *self.table.row)
+        return np.concatenate([left, *absent])
 
     def has(self, ids: Any) -> torch.Tensor:
         """Return for each of ``ids`` whether it has a row that was saved, as a tensor of bool of the same shape."""
@@ -225,7 +275,7 @@ class SavedRows:
         self.ids: Ids = self._mapped(f"{IDS}.int64", (count,))
         self.rows: Array = self._mapped(f"{ROWS}.{table.dtype}", (count, table.width))
         self._entries: Entries = self._mapped(f"{INDEX}.int32", (self._sizes[f"{INDEX}.int32"] // 4,))
-        self._gone: Ids = self._mapped(f"{GONE}.int64", (save.manifest.gone,))
+        self.gone: Ids = self._mapped(f"{GONE}.int64", (save.manifest.gone,))
         self.parts = {
             name: self._mapped(f"{name}.{dtype}", (count, columns) if columns else (count,))
             for name, (dtype, columns) in save.manifest.parts.items()
@@ -237,9 +287,9 @@ class SavedRows:
 
     def has_gone(self, ids: Ids) -> Array:
         """Return for each id whether this save says that its row has gone."""
-        if not len(self._gone):
+        if not len(self.gone):
             return np.zeros(len(ids), bool)
-        gone: Array = self._gone.take(np.searchsorted(self._gone, ids), mode="clip") == ids
+        gone: Array = self.gone.take(np.searchsorted(self.gone, ids), mode="clip") == ids
         return gone
 
     def verify(self) -> None:
@@ -249,7 +299,7 @@ class SavedRows:
                 raise CheckpointError(f"{path}: damaged: its sha256 is not that of the manifest")
         if not np.array_equal(self.find(self.ids), np.arange(self.manifest.rows)):
             raise CheckpointError(f"{self.folder}: damaged: the index does not lead to each row")
-        if (self._gone[1:] <= self._gone[:-1]).any():
+        if (self.gone[1:] <= self.gone[:-1]).any():
             raise CheckpointError(f"{self.folder}: damaged: the ids of rows that have gone do not rise")
 
     def _mapped(self, name: str, shape: tuple[int, ...]) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from kvstore.rows.admission import write_beginnings
 from kvstore.rows.frozen_rows import SEEN, FrozenRows, Page
 from kvstore.rows.ids import Hashes, Ids
 from kvstore.rows.index import SlotIndex
-from kvstore.rows.slabs import Array, Slots, gather, scatter
+from kvstore.rows.slabs import Array, Slab, Slots, gather, scatter
 from kvstore.rows.stripe import COUNT, DENSE, STATE, PartSpec, TableStripe
 from kvstore.rows.sums import Room, RowBatch
 from kvstore.spec import Key
@@ -284,13 +284,33 @@ class RowTable(TableStripe):
             gone = self._gone.since(since.number)
             gone = gone[self._slots.find(gone) < 0]
             changed = max(changed, since.number + 2)
+        return self._freeze(changed, gone, self.slabs)
+
+    def freeze_values(self) -> FrozenRows:
+        """Return the rows as they are now, without states. ``gone_since`` has which others somebody may still have."""
+        self._remove(self._stale_slots(0, self._slots.top), self.version)
+        return self._freeze(1, np.empty(0, np.int64), {name: self.slabs[name] for name in ("", SEEN)})
+
+    def _freeze(self, changed: int, gone: Ids, slabs: Mapping[str, Slab]) -> FrozenRows:
         counts = len(self._slots), self._slots.top, self.at, self.steps
-        for slab in self.slabs.values():  # a table that has no rows yet
+        for slab in slabs.values():  # a table that has no rows yet
             slab.reserve(self._slots.top)
-        frozen = FrozenRows(counts, self._slots.ids_of, self.slabs, changed, gone, self._thaw)
+        frozen = FrozenRows(counts, self._slots.ids_of, slabs, changed, gone, self._thaw)
         with self._freezing:
             self._frozen = (*self._frozen, frozen)
         return frozen
+
+    @property
+    def batches_gone(self) -> int:
+        """How many batches of rows have gone so far; see ``gone_since``."""
+        return self._gone.added
+
+    def gone_since(self, since: Version, batches: int) -> Iterator[Ids]:
+        """Yield the ids of rows that have gone after ``since``, up to the ``batches``-th time, the last first.
+
+        An id can be there twice, or have come again. Of ``since`` it must be known; see ``unknown``.
+        """
+        return self._gone.batches(since.number, batches)
 
     def rest(self) -> dict[str, Array]:
         """Return all that decides how the table goes on beside its rows, for ``restore`` of a copy that has these."""

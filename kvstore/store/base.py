@@ -570,24 +570,24 @@ class KVStore:
     def publish(self, keys: Any = None, *, label: str = "", dtype: Any = None) -> int:
         """Make a version that readers can follow.
 
-        Worker 0's call makes it, with its ``keys`` and ``label``, after exactly the pushes that worker 0 has made.
-        Others may call it, too: at the same point of the program their numbers are the same, and without worker 0's
-        call nothing is published. With a quorum, later rounds may be over already. In asynchronous stores each server
-        takes what it has when it is told. Training goes on at once: the version is there when its round is over.
-        ``docs/serving.md`` says more.
+        Worker 0's call makes it, with its ``keys`` and ``label``, of arrays and tables after exactly the pushes that
+        worker 0 has made. Others may call it, too: at the same point of the program their numbers are the same, and
+        without worker 0's call nothing is published. With a quorum, later rounds may be over already. In asynchronous
+        stores each server takes what it has when it is told. Training goes on at once: the version is there when its
+        round is over. ``docs/serving.md`` says more.
 
         Args:
-            keys: of arrays, one key or a list; None for all of the store. What was published before and is not listed
-                stays as it was published last.
+            keys: one key or a list; None for all of the store. What was published before and is not listed stays as it
+                was published last.
             label: a text of your own for readers, such as a step.
-            dtype: ``torch.bfloat16`` or ``torch.float16``: what wider floating point is rounded to. It stays for later
-                versions. None: the first version of a key has its own dtype.
+            dtype: ``torch.bfloat16`` or ``torch.float16``: what wider floating point of arrays is rounded to. It stays
+                for later versions. None: the first version of a key has its own dtype.
 
         Returns:
             The number of the version: 1, then 2, and so on.
 
         Raises:
-            UsageError: a key is a table, or is published in another dtype.
+            UsageError: a key is published in another dtype.
             Unsupported: this is no dist store.
         """
         raise self._unsupported("publish")

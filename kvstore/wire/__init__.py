@@ -144,4 +144,13 @@ from kvstore.wire.rows import (
     Thaw,
 )
 from kvstore.wire.tracing import FetchTrace, TraceChunk, TraceFetched
-from kvstore.wire.versions import Publish, PublishedState, ReadVersion, VersionMade, VersionRead, VersionState
+from kvstore.wire.versions import (
+    Publish,
+    PublishedState,
+    ReadTable,
+    ReadVersion,
+    TableRead,
+    VersionMade,
+    VersionRead,
+    VersionState,
+)

@@ -25,7 +25,7 @@ from kvstore.wire.message import (
 from kvstore.wire.rows import (
     MaybeTables,
 )
-from kvstore.wire.versions import ReadVersion
+from kvstore.wire.versions import ReadTable, ReadVersion
 
 MOST_LOCATED = 64  # members that one question may be about
 MOST_VALUES = 32  # named values of a report
@@ -306,4 +306,4 @@ def aligned(nbytes: int) -> int:
 
 
 # the requests that readers make, beside Explain and Leave
-READS = (Connect, FindKeys, ListKeys, ReadValues, ReadRows, ReadVersion)
+READS = (Connect, FindKeys, ListKeys, ReadValues, ReadRows, ReadVersion, ReadTable)

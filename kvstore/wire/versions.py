@@ -22,6 +22,7 @@ PUBLISHED = ("float16", "bfloat16")  # what values may be published as, beside t
 
 Number = Annotated[int, f.integer(0, 2**62)]  # of a version; 0 for none
 Numbers = Annotated[list[int], f.integers(0, 2**62)]
+Parts = Annotated[int, f.integer(0, f.MAX_ITEMS)]
 Label = Annotated[str, f.text(256)]
 Rounded = Annotated["str | None", f.optional(f.choice(*PUBLISHED))]
 
@@ -133,3 +134,48 @@ class VersionRead(Reply):
         same_length(self.dtypes, self.sums, self.counts)
         if len(self.lengths) != sum(self.counts):
             raise WireError(f"expected the lengths of {sum(self.counts)} changes, got {len(self.lengths)}")
+
+
+@message(180)
+class ReadTable(Request):
+    """From a reader to a server: how have the rows of table segment ``id`` changed since the states that I have?
+
+    A server divides its rows into parts, which stay where they are. Of each part a reader may have another state of the
+    table. States are those of the table itself, and count its updates.
+    """
+
+    store: f.Store
+    id: f.SegmentId
+    lineage: f.Lineage  # of the versions
+    want: Number  # see ``ReadVersion``
+    at: f.At  # the state up to which I know what has gone; its lineage is that of all states
+    layout: f.Lineage  # says which parts I mean; another server of this segment has others
+    # of each part, the state that I have, -1 for none; one number alone is that of all, and of others it is -1
+    held: Annotated[list[int], f.integers(-1, 2**62 - 1)]
+    skip: f.Count  # how many of the ids that have gone have come already, of the version that I want
+
+
+@message(181)
+class TableRead(Reply):
+    """What has changed in the first parts, as version ``number`` has them, and ids whose rows have gone.
+
+    Nothing is here if the version is not there yet, or if nobody had asked for the rows when it was made (``number`` is
+    0). What is not ``known`` must be asked for again, as by a reader that has nothing.
+    """
+
+    lineage: f.Lineage
+    newest: Number  # the number of the newest version, whatever it has
+    number: Number
+    label: Label
+    at: f.At  # the state that this version has of the table here
+    layout: f.Lineage
+    parts: Parts  # how many there are
+    done: Parts  # how many of them are of this version now, or have been before
+    known: Annotated[bool, f.flag]  # whether it is known what has changed since the states that were named
+    more: Annotated[bool, f.flag]  # whether more ids have gone, or ``layout`` is another: no part is here then
+    evicted: f.Count  # how many ids have gone
+    count: f.Count  # how many rows have changed
+    sum: Annotated[int, f.integer(0, 2**64 - 1)]  # the checksum of the buffer
+    # the rows, by rising ids; int64 for each id that has gone, which go before any row is put; the rows' ids, as
+    # ``kvstore.codecs.changes`` encodes them
+    buffers: Sequence[Buffer] = field(repr=False, default=())

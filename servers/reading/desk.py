@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from kvstore import wire
+from kvstore.codecs.changes import checksum, encode_ids
 from kvstore.errors import KVStoreError, UsageError, WireError
-from kvstore.lineage import UNKNOWN
+from kvstore.lineage import NOWHERE, UNKNOWN, Version
 from kvstore.rows.ids import Ids
+from kvstore.rows.slabs import Slots
+from kvstore.rows.sums import Rows
 from kvstore.transport.memory import Memory
 from kvstore.values import to_buffer
 from kvstore.wire.guests import NOT_HELD, aligned
@@ -25,6 +28,7 @@ from servers.activity import Followed
 from servers.requests.guest_links import ReaderLinks
 from servers.requests.replies import Outbox, refuse
 from servers.store.bucket import Bucket
+from servers.store.published_rows import RowVersion
 from servers.store.served_store import ServedStore
 
 log = logging.getLogger(__name__)
@@ -33,7 +37,8 @@ MOST_WAITING = 64  # requests of one reader
 SILENT = 64  # reports without a word of a follower; then it counts as gone
 MOST_PARKED = 1024  # followers that wait, some of which may have gone
 
-Read: TypeAlias = wire.ReadValues | wire.ReadRows | wire.ReadVersion
+Read: TypeAlias = wire.ReadValues | wire.ReadRows | wire.ReadVersion | wire.ReadTable
+FOLLOWS = (wire.ReadVersion, wire.ReadTable)  # what followers ask
 
 
 MOST_BYTES = 64 << 20  # in one answer, unless it is one segment
@@ -136,7 +141,7 @@ class ReadDesk:
         self._followers: OrderedDict[wire.Node, _Follower] = OrderedDict()  # the longest silent first
         self._reports = 0
         self._current: tuple[bytes, Read] | None = None
-        self._begun: ValueRead | RowRead | PublishedRead | None = None  # what has been done for it
+        self._begun: ValueRead | RowRead | PublishedRead | TableRead | None = None  # what has been done for it
 
     @property
     def busy(self) -> bool:
@@ -149,12 +154,12 @@ class ReadDesk:
         """Whether the next step is for a follower."""
         if self._current is None and self._waiting:
             self._current = self._next()
-        return self._current is not None and isinstance(self._current[1], wire.ReadVersion)
+        return self._current is not None and isinstance(self._current[1], FOLLOWS)
 
     def handle(self, peer: bytes, message: wire.Message) -> Outbox:
         """Return what to send at once because ``message``, which concerns readers, came from ``peer``."""
         self.taken += 1
-        self.followed += isinstance(message, wire.ReadVersion)
+        self.followed += isinstance(message, FOLLOWS)
         refusal = self.links.refusal(peer, message)
         if refusal is not None or not isinstance(message, wire.Request):
             return refusal or []
@@ -248,7 +253,7 @@ class ReadDesk:
             self._waiting[node] = waiting
         return chosen
 
-    def _begin(self, request: Read) -> ValueRead | RowRead | PublishedRead:
+    def _begin(self, request: Read) -> ValueRead | RowRead | PublishedRead | TableRead:
         store = self.stores.get(request.store)
         if store is None:
             raise UsageError(f"store {request.store} is not open here")
@@ -256,6 +261,8 @@ class ReadDesk:
             return ValueRead(store, request, self._memory)
         if isinstance(request, wire.ReadVersion):
             return PublishedRead(store, request, self._memory)
+        if isinstance(request, wire.ReadTable):
+            return TableRead(store, request, self._memory)
         return RowRead(store, request, self._memory)
 
 
@@ -427,6 +434,129 @@ class RowRead:
         if self._positions is not None:
             buffers.append(self._positions.astype(np.int64).tobytes())
         return wire.RowsRead(self._message.seq, self._at, count, buffers)
+
+
+SLOT_BYTES = 8  # of what is looked at to see whether a row has changed
+MOST_ROW_BYTES = 2 << 20  # of rows, or of ids that have gone, in one answer: then the next request goes on
+
+
+class TableRead:
+    """A reader's request for what has changed in a table since the states that it has of its parts, a piece at a time.
+
+    All of the answer is of one version, which is kept for it.
+    """
+
+    def __init__(self, store: ServedStore, message: wire.ReadTable, memory: Memory) -> None:
+        publishing = store.publishing
+        if publishing.pending:
+            publishing.reached()
+        self._message, self._memory = message, memory
+        store.buckets.require_sound([message.id])
+        self._rows = publishing.rows_of(message.id)
+        want = message.want if message.lineage == publishing.lineage else 0
+        self._version = version = self._rows.read(want)
+        self._lineage, self._newest = publishing.lineage, publishing.newest
+        self._held = message.held or [NOT_HELD]
+        self._known, self._more = True, False
+        self._parts = 0 if version is None else -(-version.rows.slots // self._rows.part_slots)
+        self._part = self._last = 0  # the part that is looked at next, and where the answer ends
+        self._gone: list[Ids] = []
+        self._found: list[Slots] = []  # of the rows
+        self._count = self._gathered = 0
+        self._answer: tuple[Slots, Rows] | None = None  # once all rows are found: where they are, and will be
+        self._buffers: list[wire.Buffer] = []
+        if version is None or version.number < want:
+            return
+        since, most, same = Version(*message.at), max(self._held), message.layout == self._rows.layout
+        gone = self._rows.gone(since, version)
+        if gone is None or (most != NOT_HELD and version.at.since(since._replace(number=most)) is None):
+            self._known = False
+        elif len(self._held) > 1 and not same:
+            self._more = True
+        else:
+            self._take_gone(gone, message.skip if same and want == version.number else 0)
+            self._last = 0 if self._more else self._parts
+
+    def _take_gone(self, batches: Iterator[Ids], skip: int) -> None:
+        left = MOST_ROW_BYTES // 8
+        for batch in batches:
+            self._gone.append(batch[skip : skip + left])
+            left -= len(self._gone[-1])
+            skip = max(0, skip - len(batch))
+            if not left:
+                self._more = True  # perhaps, which the next request will see
+                break
+
+    def step(self, nbytes: int) -> wire.TableRead | None:
+        """Look at about so many bytes; return the answer if that was the last of them."""
+        version = self._version
+        if version is not None:
+            row_bytes = self._rows.table.table.row_bytes
+            while self._part < self._last and self._count * row_bytes < MOST_ROW_BYTES:
+                if nbytes <= 0:
+                    return None
+                nbytes -= self._find(version)
+            if self._answer is None:
+                self._answer = self._begin(version)
+            slots, rows = self._answer
+            while self._gathered < self._count:
+                if nbytes <= 0:
+                    return None
+                stop = self._gathered + max(1, min(PIECE_ROWS, nbytes // row_bytes))
+                rows[self._gathered : stop] = version.rows.rows_in(slots[self._gathered : stop])
+                nbytes -= (stop - self._gathered) * row_bytes
+                self._gathered = stop
+        return self._reply()
+
+    def _find(self, version: RowVersion) -> int:
+        """Look which rows of the next part have changed; return how many bytes were looked at."""
+        count, place = self._rows.part_slots, self._part
+        self._part += 1
+        since = self._held[0] if len(self._held) == 1 else self._held[place] if place < len(self._held) else NOT_HELD
+        if since == version.at.number:
+            return 1
+        self._found.append(version.rows.changed(place * count, (place + 1) * count, since))
+        self._count += len(self._found[-1])
+        return count * SLOT_BYTES
+
+    def _begin(self, version: RowVersion) -> tuple[Slots, Rows]:
+        """Put ids into the answer, and make room for the rows, which are to be in the order of their ids."""
+        slots = np.concatenate([np.empty(0, np.int64), *self._found])
+        ids = version.rows.ids_in(slots)
+        if bool((ids[1:] < ids[:-1]).any()):
+            order = np.argsort(ids)
+            slots, ids = slots[order], ids[order]
+        table = self._rows.table.table
+        parts = [each.view(np.uint8) for each in (*self._gone, encode_ids(ids))]
+        nbytes = self._count * table.row_bytes
+        buffer = self._memory.allocate(max(1, nbytes + sum(map(len, parts))))
+        start = nbytes
+        for part in parts:
+            buffer[start : start + len(part)] = part.data
+            start += len(part)
+        self._buffers = [buffer[:start]] if start else []
+        return slots, np.frombuffer(buffer, table.dtype, self._count * table.width).reshape(self._count, table.width)
+
+    def _reply(self) -> wire.TableRead:
+        version = self._version
+        number, label, at = (0, "", NOWHERE) if version is None else (version.number, version.label, version.at)
+        return wire.TableRead(
+            self._message.seq,
+            self._lineage,
+            self._newest,
+            number,
+            label,
+            at,
+            self._rows.layout,
+            self._parts,
+            done=self._part,
+            known=self._known,
+            more=self._more,
+            evicted=sum(map(len, self._gone)),
+            count=self._count,
+            sum=checksum(np.frombuffer(self._buffers[0], np.uint8)) if self._buffers else 0,
+            buffers=self._buffers,
+        )
 
 
 def _integers(buffer: wire.Buffer, dtype: str) -> Any:

@@ -89,6 +89,9 @@ class Buckets:
         """Return tables whose rows are only read, by their segments; all by default. They may be in groups."""
         return list(self._tables.values() if ids is None else map(self._table, ids))
 
+    def is_table(self, number: int) -> bool:
+        return number in self._tables
+
     @property
     def sum_bytes(self) -> int:
         grouping, nbytes = self._size

@@ -1,4 +1,4 @@
-"""The versions of one store's arrays on one server: made when rounds close, and read while training goes on. Pure.
+"""The versions of one store's values on one server: made when rounds close, and read while training goes on. Pure.
 
 A version is made of a bucket at its round, in one pass over the bucket, before the next update. The last two whole
 versions can be read. A standby makes a version when its primary has: only then has it the primary's values for sure.
@@ -24,10 +24,11 @@ from kvstore.spec import ITEMSIZE, Key
 from kvstore.values import as_dtype
 from kvstore.wire import Buffer
 from kvstore.wire.versions import pieces, published_as
-from servers.store.bucket import Bucket
 from servers.store.buckets import Buckets
+from servers.store.published_rows import PublishedRows
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
+from servers.store.target import AnyTarget
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -311,6 +312,7 @@ class Publishing:
         self._recording = recording
         self._last = 0  # the number of the last version that was asked for
         self._values: dict[int, list[PublishedValues]] = {}  # by segment, of each of its pieces
+        self._rows: dict[int, PublishedRows] = {}  # by segment, of a table
 
     @property
     def newest(self) -> int:
@@ -323,6 +325,8 @@ class Publishing:
             raise UsageError(f"version {message.number} of store {self._store} cannot follow version {self._last}")
         new: dict[int, list[PublishedValues]] = {}
         for number in message.ids:
+            if self._buckets.is_table(number):
+                continue
             bucket, place = self._buckets.find(number)
             dtype = self._published_as(number, bucket.segments.keys[place], bucket.dtype, message.rounded)
             if number not in self._values:
@@ -334,21 +338,21 @@ class Publishing:
         self.lineage, self._last = message.lineage, message.number
         missing = dict(zip(message.ids, message.clocks, strict=True))
         self.pending.append(_Pending(message.number, message.label, missing))
-        self.reached(self._buckets.of(message.ids))
+        self.reached(self._buckets.targets_of(message.ids))
 
-    def reached(self, buckets: Iterable[Bucket] | None = None) -> None:
-        """Make the versions that ``buckets`` have reached the rounds of; of all buckets by default.
+    def reached(self, targets: Iterable[AnyTarget] | None = None) -> None:
+        """Make the versions that ``targets`` have reached the rounds of; of all by default.
 
-        Call it after each update of a bucket. Call it before one, too: a server that has just taken over may have its
+        Call it after each update of a target. Call it before one, too: a server that has just taken over may have its
         primary's last round, and not the version of that round.
         """
-        for bucket in self._buckets.all() if buckets is None else buckets:
-            now = not isinstance(bucket.rounds, Rounds)
+        for target in self._buckets.targets() if targets is None else targets:
+            now = not isinstance(target.rounds, Rounds)
             for pending in list(self.pending):
                 due = [
                     number
-                    for number in bucket.ids
-                    if number in pending.missing and (now or pending.missing[number] <= bucket.version)
+                    for number in target.ids
+                    if number in pending.missing and (now or pending.missing[number] <= target.rounds.version)
                 ]
                 if due:
                     self._make(pending, due)
@@ -366,9 +370,12 @@ class Publishing:
             self.pending.remove(pending)
             return
         for number in ids:
-            flat = self._buckets.value(number).reshape(-1)
-            for (start, stop), values in zip(pieces(flat.numel()), self._values[number], strict=True):
-                values.publish(flat[start:stop], pending.number)
+            if self._buckets.is_table(number):
+                self.rows_of(number).publish(pending.number, pending.label)
+            else:
+                flat = self._buckets.value(number).reshape(-1)
+                for (start, stop), values in zip(pieces(flat.numel()), self._values[number], strict=True):
+                    values.publish(flat[start:stop], pending.number)
             del pending.missing[number]
         if self._recording.on:
             self._recording.note(wire.VersionMade(self._store, pending.number, list(ids)))
@@ -380,6 +387,18 @@ class Publishing:
             self.made += 1
             for old in sorted(self.whole)[:-2]:
                 del self.whole[old]
+
+    def rows_of(self, number: int) -> PublishedRows:
+        """Return what is published of the table of segment ``number``, nothing yet perhaps.
+
+        Raises:
+            UsageError: it is an array.
+        """
+        (target,) = self._buckets.read_tables([number])
+        known = self._rows.get(number)
+        if known is None or known.table is not target.table:
+            known = self._rows[number] = PublishedRows(target.table)
+        return known
 
     def _published_as(self, number: int, key: Key, source: str, dtype: str | None) -> str:
         wanted = published_as(source, dtype)

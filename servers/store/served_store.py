@@ -350,7 +350,7 @@ class ServedStore:
             return self._answer(ready)
         answers: list[Answer] = []
         if self.publishing.pending:  # here for a server that has just taken over, see ``reached``
-            self.publishing.reached([target for target in touched if isinstance(target, Bucket)])
+            self.publishing.reached(touched)
         # One wave is all rounds that are complete now: one call of the optimizer for them. When a round has closed, the
         # next one of its target may be complete already, for workers push ahead.
         while wave := [
@@ -376,7 +376,7 @@ class ServedStore:
             if self.captures:
                 self.captures.reached([target for target, _ in wave])
             if self.publishing.pending:
-                self.publishing.reached([bucket for bucket, _ in whole])
+                self.publishing.reached([target for target, _ in wave])
             touched = [target for target, _ in wave]  # no other has a round that is complete now
             if self.tracer is not None:
                 self._note(self.tracer, "update", began, [target.rounds.version for target in touched], touched)

@@ -39,7 +39,7 @@ SCRIPT = """
     while not stop.exists():
         store.push("rows", kv.RowSparse(every, -torch.ones(10, 2)))
         store.pushpull("weight", -torch.ones(2000), out=weight)
-        store.publish("weight", label=f"{weight[0]:.0f}", dtype=torch.bfloat16)
+        store.publish(label=f"{weight[0]:.0f}", dtype=torch.bfloat16)
 """
 
 
@@ -55,6 +55,7 @@ def test_a_reader_follows_its_job_to_the_end(tmp_path: Path, monkeypatch: pytest
             reader.wait_for(["weight", "rows"])
             followed = torch.zeros(2000, dtype=torch.bfloat16)
             model = reader.follow({"weight": followed})
+            table = reader.open_table("rows")
 
             def follow(rounds: int) -> None:
                 """Read until there have been so many rounds."""
@@ -70,6 +71,10 @@ def test_a_reader_follows_its_job_to_the_end(tmp_path: Path, monkeypatch: pytest
                     if model.update():
                         assert model.version > version
                         assert followed.unique().tolist() == [torch.tensor(float(model.label)).bfloat16().item()]
+                    version = table.version
+                    if table.update():
+                        assert table.version > version
+                        assert table.lookup(range(10)).unique().tolist() == [float(table.label)]
                     seen = oldest
 
             follow(3 * ROUNDS)  # the server is lost
@@ -78,6 +83,8 @@ def test_a_reader_follows_its_job_to_the_end(tmp_path: Path, monkeypatch: pytest
             os.kill(scheduler, signal.SIGKILL)
             follow(reader.rounds("weight")[1] + ROUNDS)
             assert set(reader.keys()) == {"weight", "rows"}
+            before = table.version
+            assert table.wait_newer() > before
             (tmp_path / "stop").touch()
             with pytest.raises(kv.NodeLost, match="has ended"):
                 follow(1 << 30)

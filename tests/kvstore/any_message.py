@@ -151,6 +151,7 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "wanted": lambda: some(st.integers(0, 1 << 32), size),
         "codecs": lambda: some(st.sampled_from(CODECS), size),
         "count": lambda: st.integers(0, 1 << 32),
+        **dict.fromkeys(("skip", "parts", "done", "evicted"), lambda: st.integers(0, 1 << 20)),
         "id": lambda: st.integers(0, 2**32 - 1),
         "stripes": lambda: st.integers(1, 4096),
         "since": lambda: st.none() | states,

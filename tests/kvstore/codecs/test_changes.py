@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from kvstore.codecs.changes import apply_changes, checksum, decode_changes, encode_changes
+from kvstore.codecs.changes import apply_changes, checksum, decode_changes, decode_ids, encode_changes, encode_ids
 from kvstore.errors import WireError
 
 BITS = st.sampled_from(["u1", "u2", "u4", "u8"])
@@ -153,3 +153,40 @@ def test_a_checksum_is_the_documented_sum() -> None:
     swapped = np.concatenate([values[16384:32768], values[:16384], values[32768:]])  # whole rows
     assert checksum(swapped) != checksum(values)
     assert zlib.crc32(swapped) != zlib.crc32(values)
+
+
+some_ids = st.integers(-(2**63), 2**63 - 1) | st.integers(-200, 200) | st.integers(2**63 - 99, 2**63 - 1)
+
+
+close = st.tuples(some_ids, st.integers(0, 400)).map(lambda two: {*range(two[0], min(sum(two), 2**63 - 1))})
+
+
+@given(st.sets(some_ids, max_size=200) | close)
+def test_ids_arrive_in_at_most_eight_bytes_each(ids: set[int]) -> None:
+    rising = np.array(sorted(ids), np.int64)
+    encoded = encode_ids(rising)
+    assert decode_ids(encoded, len(rising)).tolist() == rising.tolist()
+    assert len(encoded) <= 16 * bool(ids) + 8 * len(ids)
+
+
+def test_ids_that_are_close_take_few_bytes() -> None:
+    ids = np.sort(np.random.default_rng(1).choice(10_000_000, 29_000, replace=False))
+    assert len(encode_ids(ids)) < 2 * len(ids)
+    assert len(encode_ids(np.arange(1 << 40, (1 << 40) + 4096))) < 600
+
+
+@given(st.binary(max_size=64), st.sampled_from([1, 4, 8, 16, 32, 64, 7]), st.integers(-9, 1 << 41), st.integers(0, 70))
+def test_any_bytes_are_refused_or_are_ids_that_rise(where: bytes, form: int, span: int, count: int) -> None:
+    head = np.array([2**62, span << 8 | form], np.int64).tobytes()
+    try:
+        ids = decode_ids(np.frombuffer(head + where, np.uint8), count)
+    except WireError:
+        return
+    assert len(ids) == count
+    assert bool((ids[1:] > ids[:-1]).all())
+
+
+@pytest.mark.parametrize("data", [b"", b"1", b"0" * 15])
+def test_ids_without_a_head_are_refused(data: bytes) -> None:
+    with pytest.raises(WireError, match="are not 3 ids"):
+        decode_ids(np.frombuffer(data, np.uint8), 3)

@@ -606,7 +606,8 @@ def test_an_open_table_follows_its_directory_and_opens_only_what_is_new(tmp_path
         stripes.save(tmp_path, since=opened.version)
         for name in ("ids.int64", "rows.float32"):  # of all but the new save: they are mapped already
             (tmp_path / f"save-{delta:08}" / name).unlink()
-        assert opened.update()
+        assert opened.wait_newer() == opened.version
+        assert set(opened.changed.tolist()) == {2, 50 + delta}
         assert (opened.version, opened.manifest.base is None) == (delta + 1, False)
         assert np.array_equal(opened.lookup(IDS).numpy(), stripes.pull(IDS))
         assert opened.has([50 + delta, 54]).tolist() == [True, False]
@@ -614,7 +615,10 @@ def test_an_open_table_follows_its_directory_and_opens_only_what_is_new(tmp_path
     stripes.save(tmp_path)  # whole
     assert opened.update()
     assert opened.manifest.base is None
+    assert opened.changed is None
     assert np.array_equal(opened.lookup(IDS).numpy(), stripes.pull(IDS))
+    with pytest.raises(DeadlineExceeded, match="no save after version"):
+        opened.wait_newer(0.0)
     assert not first.update(), "one save by itself stays as it is"
 
 

@@ -470,7 +470,15 @@ def test_what_is_found_adds_up() -> None:
 
 
 def test_the_requests_of_readers_are_these() -> None:
-    assert set(READS) == {wire.Connect, wire.FindKeys, wire.ListKeys, wire.ReadValues, wire.ReadRows, wire.ReadVersion}
+    assert set(READS) == {
+        wire.Connect,
+        wire.FindKeys,
+        wire.ListKeys,
+        wire.ReadValues,
+        wire.ReadRows,
+        wire.ReadVersion,
+        wire.ReadTable,
+    }
 
 
 # ---- checkpoints, records, tables
