@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from itertools import chain
@@ -36,7 +36,7 @@ class Source(NamedTuple):
 
     find: Callable[[Sequence[Key], float], list[HeldValue]]
     keys: Callable[[float], list[Key]]  # those that have values; with a deadline
-    ask: Callable[[str, Sequence[Key], Iterable[Ask], float, int], None]
+    ask: Callable[..., None]  # see ``ReaderSession.ask``
     session: ReaderSession
     lock: AbstractContextManager[Any]
     share: Callable[[int, Mapping[Key, Published]], CopyMemory | None]  # with other readers of the host; None: alone
@@ -261,31 +261,40 @@ class Follower:
             if copy is None:
                 return False
         try:
-            with copy.memory.reading(deadline):
-                if copy.has(lineage, number):
-                    return self._follow(copy)
-            with copy.memory.writing(deadline):
-                copy.note(*newest)
-                self._fetch(copy, deadline)
-                return self._follow(copy)
+            changed = self._changed(copy, newest, deadline)
         except SharingStalled as exc:
             log.warning("%s: this follower has a copy of its own from now on", exc)
             self._leave()
             self._alone = True
             return self._update(deadline)
+        except UsageError:
+            self._leave()  # where keys are may have changed: stores are closed and made
+            raise
+        if changed is not None and self._on_update is not None:
+            self._on_update(changed)  # others have the copy meanwhile
+        return changed is not None
 
-    def _follow(self, copy: PublishedCopy) -> bool:
-        """Have the version that the copy is of in the arrays; return whether it is another one."""
+    def _changed(self, copy: PublishedCopy, newest: tuple[int, int, str], deadline: float) -> list[str] | None:
+        """Have ``newest``, or a later one, in the arrays; return the names of what has changed, None if they had it."""
+        with copy.memory.reading(deadline):
+            if copy.has(*newest[:2]):
+                return self._follow(copy)
+        with copy.memory.writing(deadline):
+            copy.note(*newest)
+            self._fetch(copy, deadline)
+            return self._follow(copy)
+
+    def _follow(self, copy: PublishedCopy) -> list[str] | None:
+        """Have the version that the copy is of in the arrays; return what of them has changed; None if they have it."""
         memory = copy.memory
         if not self._torn and (memory.lineage, memory.number) == (self._lineage, self.version):
-            return False
-        self._write(copy)
-        return True
+            return None
+        return self._write(copy)
 
     def _leave(self) -> None:
-        if self._copy is not None:
-            self._copy.memory.close()
-        self._copy = None
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            copy.memory.close()
 
     def close(self) -> None:
         """Give up the copy of what was published. The arrays stay as they are."""
@@ -301,33 +310,32 @@ class Follower:
                 for ask in chain([first], asks)
             )
             try:
-                self._source.ask("update", list(copy.arrays), questions, deadline, AT_ONCE * len(copy.servers))
+                at_once = AT_ONCE * len(copy.servers)
+                self._source.ask("update", list(copy.arrays), questions, deadline, at_once, copy.memory.beat)
             except WireError as exc:
                 damaged += 1
                 if damaged > MOST_DAMAGED:
                     raise
                 log.warning("%s: it is fetched again", exc)
-            except UsageError:
-                self._leave()  # where keys are may have changed: stores are closed and made
-                raise
             if not any(brought):  # a server does not have the version yet that another one has
                 if self._session.now() + LEAST_PAUSE_S >= deadline:
                     raise DeadlineExceeded(f"version {copy.memory.number} is not whole in time: {copy.lacking()}")
                 self._session.pause(LEAST_PAUSE_S)
+                copy.memory.beat()
 
-    def _write(self, copy: PublishedCopy) -> None:
+    def _write(self, copy: PublishedCopy) -> list[str]:
         changed = []
         memory = copy.memory
         whole, self._torn = self._torn or self._lineage != memory.lineage, True
         for name, key in self._names.items():
             if copy.arrays[key].write(self._arrays[name], whole):
                 changed.append(name)
+            memory.beat()
         for array in copy.arrays.values():
             array.written()
         self._lineage, self.version, self.label = memory.lineage, memory.number, memory.label
         self._torn = False
-        if self._on_update is not None:
-            self._on_update(changed)
+        return changed
 
 
 def _target(array: Any) -> torch.Tensor:

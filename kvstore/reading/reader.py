@@ -355,12 +355,18 @@ class Reader:
         return {"name": self._store, **more}
 
     def _ask(
-        self, what: str, keys: Sequence[Key], asks: Iterable[Ask], deadline: float, at_once: int = MOST_ASKED
+        self,
+        what: str,
+        keys: Sequence[Key],
+        asks: Iterable[Ask],
+        deadline: float,
+        at_once: int = MOST_ASKED,
+        late: Callable[[], object] = bool,
     ) -> None:
         if self._session.closed:
             raise UsageError("this reader is closed")
         try:
-            self._session.ask(what, keys, asks, deadline, at_once)
+            self._session.ask(what, keys, asks, deadline, at_once, late)
         except UsageError:
             self._values.clear()  # where keys are may have changed: stores are closed and made
             raise

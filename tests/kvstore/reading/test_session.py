@@ -211,6 +211,23 @@ def test_a_server_that_does_not_answer_is_named() -> None:
     assert transport.now == pytest.approx(5.0)
 
 
+def test_an_answer_that_comes_after_its_call_has_given_up_is_dropped() -> None:
+    transport = PlayedJob()
+    session = connected(transport)
+    transport.dead.add("server-1")
+    taken: list[int] = []
+    waits: list[float] = []
+    asks: Any = [(server, wire.ReadValues, READ, lambda _, server=server: taken.append(server)) for server in range(2)]
+    with pytest.raises(DeadlineExceeded):
+        session.ask("pull", ["w"], asks, session.deadline(5.0), late=lambda: waits.append(transport.now))
+    assert len(waits) >= 4
+    (asked,) = (asked for peer, asked in transport.asked if peer == b"server-1" and isinstance(asked, wire.ReadValues))
+    transport.dead.clear()
+    transport.arrive(b"server-1", wire.ValuesRead(asked.seq, 0, [], []))
+    assert len(read(session)) == 2
+    assert taken == [0]
+
+
 def test_why_the_job_is_over_is_told() -> None:
     transport = PlayedJob()
     session = connected(transport)
