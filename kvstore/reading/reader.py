@@ -6,6 +6,7 @@ moved on by more rounds than the caller allows. So a value that has not changed 
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -103,6 +104,7 @@ class Reader:
         self._slack = _slack(max_staleness)
         self._values: dict[Key, HeldValue] = {}
         self._lock = threading.RLock()
+        self._pid = os.getpid()
 
     @classmethod
     def of(
@@ -138,6 +140,8 @@ class Reader:
 
     def close(self) -> None:
         """Close the links. The job goes on. May be called again."""
+        if self._pid != os.getpid():
+            return  # in a child after fork they are the parent's
         for follower in list(self._followers):
             follower.close()
         self._session.close()
@@ -365,6 +369,8 @@ class Reader:
     ) -> None:
         if self._session.closed:
             raise UsageError("this reader is closed")
+        if self._pid != os.getpid():
+            raise UsageError("a reader does not work in a child after fork: connect in the child")
         try:
             self._session.ask(what, keys, asks, deadline, at_once, late)
         except UsageError:

@@ -248,6 +248,18 @@ def test_of_several_followers_one_fetches_each_version(root: str, monkeypatch: p
                 with pytest.raises(BlockingIOError):  # of on_update
                     models[1].update()
             assert outs[1].float().equal(values)
+            child = os.fork()
+            if child == 0:  # the links are its parent's, too
+                try:
+                    with first, pytest.raises(UsageError, match="connect in the child"):
+                        models[0].update()
+                except BaseException:
+                    os._exit(1)
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            values[0] += 1.0
+            store.publish_state({"w": values})
+            assert models[2].update()
         assert not files()
 
     with job_with_readers(workers=1) as job:
