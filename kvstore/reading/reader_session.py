@@ -139,11 +139,12 @@ class ReaderSession:
                     break
                 answered = partial(_fewer_open, operation, len(operation.open))
                 while not self._client.wait_until(answered, max(0.0, min(LATE_S, deadline - self._clock()))):
+                    late()
+                    self._raise_if_over()  # also of calls that are all shorter than ``LATE_S``
+                    if self._clock() < deadline or self._clock() - self._looked_at >= LATE_S:
+                        self._look()
                     if self._clock() >= deadline:
                         raise self._late(operation)
-                    late()
-                    self._raise_if_over()
-                    self._look()
         except BaseException:  # Ctrl-C, too: an answer that comes later must not write into the caller's array
             self._client.give_up(operation)
             raise

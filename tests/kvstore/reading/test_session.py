@@ -247,6 +247,20 @@ def test_a_job_whose_scheduler_is_gone_has_ended() -> None:
     assert 5.0 < transport.now < 10.0
 
 
+def test_calls_with_short_timeouts_learn_that_the_job_has_ended() -> None:
+    transport = PlayedJob()
+    session = connected(transport, listens=False)
+    transport.dead |= {"server-0", "server-1"}
+    transport.scheduler = lambda _: None
+    errors = []
+    for _ in range(100):
+        with pytest.raises((DeadlineExceeded, NodeLost)) as raised:
+            read(session, 0.1)
+        errors.append(raised.type)
+    assert errors[0] is DeadlineExceeded
+    assert errors[-1] is NodeLost
+
+
 def test_where_the_directory_is_gone_nobody_comes_back(tmp_path: Path) -> None:
     transport = PlayedJob()
     session = connected(transport, listens=False, root=f"ipc://{tmp_path}/gone/scheduler")
