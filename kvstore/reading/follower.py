@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from itertools import chain
@@ -36,10 +36,11 @@ class Source(NamedTuple):
 
     find: Callable[[Sequence[Key], float], list[HeldValue]]
     keys: Callable[[float], list[Key]]  # those that have values; with a deadline
-    ask: Callable[[str, Sequence[Key], Iterable[Ask], float, int], None]
+    ask: Callable[..., None]  # ``Reader._ask``
     session: ReaderSession
     lock: AbstractContextManager[Any]
-    share: Callable[[int, Mapping[Key, Published]], CopyMemory | None]  # with other readers of the host; None: alone
+    # With other readers of the host; None: alone.
+    share: Callable[[int, Mapping[Key, Published]], CopyMemory | None] | None
 
 
 @outside_graphs
@@ -192,8 +193,9 @@ class Follower:
             key: Published(values[key].spec.size, dtypes[key], values[key].segments)
             for key in dict.fromkeys(self._names.values())
         }
-        memory = (None if self._alone else self._source.share(self._store, published)) or CopyMemory(published)
-        self._copy = PublishedCopy(published, memory)
+        share = None if self._alone else self._source.share
+        memory = None if share is None else share(self._store, published)
+        self._copy = PublishedCopy(published, memory or CopyMemory(published))
         return self._copy
 
     def _dtypes(self, values: Sequence[HeldValue], deadline: float) -> dict[Key, str]:
@@ -218,7 +220,7 @@ class Follower:
             for server, some in asked.items()
         ]
         try:
-            self._source.ask("follow", [value.key for value in values], asks, deadline, len(asks))
+            self._source.ask("follow", [value.key for value in values], asks, deadline)
         except KeyNotInitialized:
             if len(values) == 1:
                 return {}
@@ -235,7 +237,7 @@ class Follower:
         """Return the newest version on a server: lineage, number, which is 0 if there is none, and label."""
         replies: list[wire.VersionRead] = []
         fields = {"ids": [], "held": [], "want": 0}
-        self._source.ask("follow", (), [self._question(server, fields, replies.append)], deadline, 1)
+        self._source.ask("follow", (), [self._question(server, fields, replies.append)], deadline)
         return replies[-1].lineage, replies[-1].number, replies[-1].label
 
     def _wait(self, deadline: float) -> bool:
@@ -245,7 +247,7 @@ class Follower:
         fields = {"ids": [], "lineage": self._lineage, "held": [self.version], "want": 0, "newer": True}
         with suppress(DeadlineExceeded):
             question = self._question(self._copy.servers[0], fields, _ignore)
-            self._source.ask("wait_newer", list(self._copy.arrays), [question], deadline, 1)
+            self._source.ask("wait_newer", list(self._copy.arrays), [question], deadline)
             return True
         return False
 
@@ -262,30 +264,34 @@ class Follower:
             copy = self._found(deadline)
             if copy is None:
                 return False
-        changed: list[str] | None = None
         try:
-            with copy.memory.reading(deadline):
-                there = copy.has(lineage, number)
-                if there:
-                    changed = self._follow(copy)
-            if not there:
-                with copy.memory.writing(deadline):
-                    copy.note(*newest)
-                    self._fetch(copy, deadline)
-                    changed = self._follow(copy)
+            changed = self._changed(copy, newest, deadline)
         except SharingStalled as exc:
             log.warning("%s: this follower has a copy of its own from now on", exc)
             self._leave()
             self._alone = True
             return self._update(deadline)
-        if changed is not None and self._on_update is not None:  # others need not wait for it
-            self._on_update(changed)
+        except UsageError:
+            self._leave()  # where keys are may have changed: stores are closed and made
+            raise
+        if changed is not None and self._on_update is not None:
+            self._on_update(changed)  # others have the copy meanwhile
         return changed is not None
 
+    def _changed(self, copy: PublishedCopy, newest: tuple[int, int, str], deadline: float) -> list[str] | None:
+        """Have ``newest``, or a later one, in the arrays; return the names of what has changed, None if they had it."""
+        with copy.memory.reading(deadline):
+            if copy.has(*newest[:2]):
+                return self._follow(copy)
+        with copy.memory.writing(deadline):
+            copy.note(*newest)
+            self._fetch(copy, deadline)
+            return self._follow(copy)
+
     def _leave(self) -> None:
-        if self._copy is not None:
-            self._copy.memory.close()
-        self._copy = None
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            copy.memory.close()
 
     def close(self) -> None:
         """Give up the copy of what was published. The arrays stay as they are."""
@@ -301,19 +307,18 @@ class Follower:
                 for ask in chain([first], asks)
             )
             try:
-                self._source.ask("update", list(copy.arrays), questions, deadline, AT_ONCE * len(copy.servers))
+                at_once = AT_ONCE * len(copy.servers)
+                self._source.ask("update", list(copy.arrays), questions, deadline, at_once, copy.memory.beat)
             except WireError as exc:
                 damaged += 1
                 if damaged > MOST_DAMAGED:
                     raise
                 log.warning("%s: it is fetched again", exc)
-            except UsageError:
-                self._leave()  # where keys are may have changed: stores are closed and made
-                raise
             if not any(brought):  # a server does not have the version yet that another one has
                 if self._session.now() + LEAST_PAUSE_S >= deadline:
                     raise DeadlineExceeded(f"version {copy.memory.number} is not whole in time: {copy.lacking()}")
                 self._session.pause(LEAST_PAUSE_S)
+                copy.memory.beat()
 
     def _follow(self, copy: PublishedCopy) -> list[str] | None:
         """Have the version of the copy in the arrays; return the names of what changed, None if it was there."""
@@ -325,6 +330,7 @@ class Follower:
         for name, key in self._names.items():
             if copy.arrays[key].write(self._arrays[name], whole):
                 changed.append(name)
+            memory.beat()
         for array in copy.arrays.values():
             array.written()
         self._lineage, self.version, self.label = memory.lineage, memory.number, memory.label

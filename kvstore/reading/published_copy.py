@@ -82,10 +82,15 @@ class CopyMemory:
 
     def note(self, lineage: int, number: int, label: str) -> None:
         """Note the version of which all pieces are to be."""
+        self.head[NUMBER] = 0  # if this process ends between two of these lines, no version is there
         data = np.frombuffer(label.encode()[:LABEL], np.uint8)
         self.head[HEAD:].view(np.uint8)[: len(data)] = data
         self.head[LABEL_LENGTH] = len(data)
         self.head[LINEAGE], self.head[NUMBER] = lineage, number
+
+    def beat(self) -> None:
+        """Show others that this process goes on, though it has not yet done with the copy."""
+        self.head[BEAT] += 1
 
     def reading(self, deadline: float) -> AbstractContextManager[object]:
         """Keep the copy as it is."""
@@ -321,7 +326,7 @@ class PublishedCopy:
         if not reply.number:
             return False
         self.note(reply.lineage, reply.number, reply.label)
-        self.memory.head[BEAT] += 1  # others see that it is being fetched
+        self.memory.beat()
         parts = _cut(reply.buffers, reply.lengths)
         for piece, dtype, told, changes in zip(ask.pieces, reply.dtypes, reply.sums, reply.counts, strict=False):
             piece.array.take(piece.place, reply.number, dtype, list(islice(parts, changes)), told)

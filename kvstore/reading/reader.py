@@ -6,6 +6,7 @@ moved on by more rounds than the caller allows. So a value that has not changed 
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -98,12 +99,14 @@ class Reader:
         self, session: ReaderSession, store: str = "1", max_staleness: int = 0, root: str | None = None
     ) -> None:
         self._session = session
-        self._share = (lambda *_: None) if root is None else partial(share, root)
         self._followers: weakref.WeakSet[Follower] = weakref.WeakSet()
         self._store = store
         self._slack = _slack(max_staleness)
         self._values: dict[Key, HeldValue] = {}
         self._lock = threading.RLock()
+        self._pid = os.getpid()
+        shares = None if root is None else partial(share, root)
+        self._source = Source(self._find, self._keys, self._ask, session, self._lock, shares)
 
     @classmethod
     def of(
@@ -139,6 +142,8 @@ class Reader:
 
     def close(self) -> None:
         """Close the links. The job goes on. May be called again."""
+        if self._pid != os.getpid():
+            return  # in a child after fork they are the parent's
         for follower in list(self._followers):
             follower.close()
         self._session.close()
@@ -309,8 +314,7 @@ class Reader:
             raise UsageError(f"names has {shorten(unknown)}, which state_dict lacks")
         renamed = names if callable(names) else {**dict(zip(state_dict, state_dict, strict=True)), **(names or {})}.get
         keys = {name: check_key(renamed(name)) for name in state_dict}
-        source = Source(self._find, self._keys, self._ask, self._session, self._lock, self._share)
-        follower = Follower(state_dict, keys, strict, on_update, source)
+        follower = Follower(state_dict, keys, strict, on_update, self._source)
         self._followers.add(follower)
         return follower
 
@@ -339,8 +343,7 @@ class Reader:
         table = self.spec(key, timeout=timeout)
         if not isinstance(table, Table):
             raise UsageError(f"open_table: key {key!r} is {table}, not a table; follow it")
-        source = Source(self._find, self._keys, self._ask, self._session, self._lock)
-        followed = FollowedTable(key, table, source)
+        followed = FollowedTable(key, table, self._source)
         followed.wait_newer(max(0.0, deadline - self._session.now()))
         return followed
 
@@ -386,12 +389,20 @@ class Reader:
         return {"name": self._store, **more}
 
     def _ask(
-        self, what: str, keys: Sequence[Key], asks: Iterable[Ask], deadline: float, at_once: int = MOST_ASKED
+        self,
+        what: str,
+        keys: Sequence[Key],
+        asks: Iterable[Ask],
+        deadline: float,
+        at_once: int = MOST_ASKED,
+        late: Callable[[], object] = bool,
     ) -> None:
         if self._session.closed:
             raise UsageError("this reader is closed")
+        if self._pid != os.getpid():
+            raise UsageError("a reader does not work in a child after fork: connect in the child")
         try:
-            self._session.ask(what, keys, asks, deadline, at_once)
+            self._session.ask(what, keys, asks, deadline, at_once, late)
         except UsageError:
             self._values.clear()  # where keys are may have changed: stores are closed and made
             raise

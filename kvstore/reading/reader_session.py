@@ -38,6 +38,15 @@ Ask = tuple[
 ]  # server (None: scheduler), request, answer
 
 
+class _Read(Question):
+    """A question whose answer is dropped if it comes after its call has given up: others may have the memory then."""
+
+    __slots__ = ()
+
+    def forsake(self) -> None:
+        self.on_reply = None
+
+
 class ReaderSession:
     """See the module. ``listens``: whether anybody listens at an endpoint; None if that cannot be known."""
 
@@ -94,11 +103,18 @@ class ReaderSession:
         return len(self._servers)
 
     def ask(
-        self, what: str, keys: Sequence[Key], asks: Iterable[Ask], deadline: float, at_once: int = MOST_ASKED
+        self,
+        what: str,
+        keys: Sequence[Key],
+        asks: Iterable[Ask],
+        deadline: float,
+        at_once: int = MOST_ASKED,
+        late: Callable[[], object] = bool,
     ) -> None:
         """Ask, and return when all answers have been taken.
 
         At most ``at_once`` questions wait for an answer. Each other one of ``asks`` is made when it can be asked.
+        ``late`` is called each ``LATE_S`` in which no answer comes.
 
         Raises:
             DeadlineExceeded: somebody has not answered; the message says who.
@@ -109,7 +125,7 @@ class ReaderSession:
             self._look()
         operation = Operation(what, keys, self._client)
         questions = (
-            Question(self._scheduler if server is None else self._servers[server], operation, kind, fields, take)
+            _Read(self._scheduler if server is None else self._servers[server], operation, kind, fields, take)
             for server, kind, fields, take in asks
         )
         try:
@@ -123,10 +139,12 @@ class ReaderSession:
                     break
                 answered = partial(_fewer_open, operation, len(operation.open))
                 while not self._client.wait_until(answered, max(0.0, min(LATE_S, deadline - self._clock()))):
+                    late()
+                    self._raise_if_over()  # also of calls that are all shorter than ``LATE_S``
+                    if self._clock() < deadline or self._clock() - self._looked_at >= LATE_S:
+                        self._look()
                     if self._clock() >= deadline:
                         raise self._late(operation)
-                    self._raise_if_over()
-                    self._look()
         except BaseException:  # Ctrl-C, too: an answer that comes later must not write into the caller's array
             self._client.give_up(operation)
             raise

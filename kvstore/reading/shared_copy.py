@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from kvstore.codecs.changes import Array
-from kvstore.errors import DeadlineExceeded, KVStoreError
+from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError
 from kvstore.reading.published_copy import BEAT, HEAD, LABEL, MADE, WRITER, CopyMemory, Published
 from kvstore.spec import ITEMSIZE, Key
 from kvstore.transport.shm.presence import available, make_shared, own_file, remove_shared, room
@@ -48,8 +48,10 @@ class SharedCopy(CopyMemory):
     """See the module. ``share`` makes it."""
 
     def __init__(self, name: str, in_use: int, lock: int, memory: mmap.mmap, arrays: Mapping[Key, Published]) -> None:
+        self._leave = weakref.finalize(self, _leave, name, in_use, lock)  # first: from here on nobody else does it
         self._lock = lock
-        self._leave = weakref.finalize(self, _leave, name, in_use, lock)
+        self._seen, self._stalls_at = -1, 0.0  # the last beat, and until when there must be another one
+        _copies.add(self)
         starts, _ = _layout(arrays)
         self.head = _view(memory, 0, np.int64, HEAD + LABEL // 8)
         self.held, self.changed, self.flats = {}, {}, {}
@@ -61,6 +63,13 @@ class SharedCopy(CopyMemory):
 
     def close(self) -> None:
         self._leave()
+
+    def disown(self) -> None:
+        """In a child after fork: locks are the parent's, and are released only if no child has them open."""
+        if (mine := self._leave.detach()) is not None:
+            _, _, (_, in_use, lock), _ = mine
+            os.close(lock)
+            os.close(in_use)
 
     @contextmanager
     def reading(self, deadline: float) -> Iterator[None]:
@@ -76,26 +85,43 @@ class SharedCopy(CopyMemory):
     @contextmanager
     def _locked(self, kind: int, deadline: float) -> Iterator[None]:
         """Raise SharingStalled, or DeadlineExceeded, if others hold it for too long."""
-        stalls_at, beat = time.monotonic() + STALL_S, self.head[BEAT]
-        while True:
-            try:
-                fcntl.flock(self._lock, kind | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                now = time.monotonic()
-                who = f"the reader with pid {self.head[WRITER]}, or another one of this host,"
-                if self.head[BEAT] != beat:
-                    stalls_at, beat = now + STALL_S, self.head[BEAT]
-                if now >= stalls_at:
-                    raise SharingStalled(f"{who} has kept the shared copy for {STALL_S:g} s") from None
-                if now >= deadline:
-                    raise DeadlineExceeded(f"{who} still fetches the version for all readers of this host") from None
-                time.sleep(POLL_S)
+        if not self._leave.alive:
+            raise UsageError("a follower does not work in a child after fork: connect in the child")
         try:
+            while not self._has_locked(kind):
+                now, beat = time.monotonic(), int(self.head[BEAT])
+                who = f"the reader with pid {self.head[WRITER]}, or another one of this host,"
+                if beat != self._seen:  # calls with short timeouts count together
+                    self._seen, self._stalls_at = beat, now + STALL_S
+                if now >= self._stalls_at:
+                    raise SharingStalled(f"{who} has kept the shared copy for {STALL_S:g} s")
+                if now >= deadline:
+                    raise DeadlineExceeded(f"{who} still fetches the version for all readers of this host")
+                time.sleep(POLL_S)
+            self.beat()
             yield
         finally:
             if self._leave.alive:  # else the file is closed, and its number another file's by now
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def _has_locked(self, kind: int) -> bool:
+        try:
+            fcntl.flock(self._lock, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+_copies: weakref.WeakSet[SharedCopy] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for copy in list(_copies):
+        copy.disown()
+    _copies.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def share(root: str, store: int, arrays: Mapping[Key, Published]) -> CopyMemory | None:
@@ -121,25 +147,29 @@ def share(root: str, store: int, arrays: Mapping[Key, Published]) -> CopyMemory 
             raise OSError(errno.EBUSY, "another reader makes it, and is stopped")
         mapped = own_file(f"{name}.1")  # a mapping keeps its file open: of ``lock`` that would keep the lock
         try:
+            if not os.path.sameopenfile(lock, mapped):
+                raise OSError(errno.ESTALE, "somebody has removed it")
             memory = mmap.mmap(mapped, nbytes)
         finally:
             os.close(mapped)
-        return SharedCopy(name, in_use, lock, memory, arrays)
     except BaseException as exc:
         _leave(name, in_use, lock)
         if isinstance(exc, OSError):
             return None
         raise
+    return SharedCopy(name, in_use, lock, memory, arrays)
 
 
 def _make(lock: int, nbytes: int) -> bool:
     """Have all memory of the file, once; return whether it is there in time. OSError: there is no room."""
-    until = time.monotonic() + STALL_S
+    until, size = time.monotonic() + STALL_S, 0
     made = _IS_MADE.to_bytes(8, sys.byteorder)
     while os.pread(lock, 8, 8 * MADE) != made:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if (now_has := os.fstat(lock).st_blocks) != size:  # gigabytes take their time
+                until, size = time.monotonic() + STALL_S, now_has
             if time.monotonic() >= until:
                 return False
             time.sleep(POLL_S)

@@ -16,6 +16,7 @@ import re
 import secrets
 import stat
 import sys
+import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ from kvstore.transport.system_errors import require_systems
 
 DIRECTORY = Path("/dev/shm")  # noqa: S108 (names are random, files are made with O_EXCL and mode 0600)
 MODE = 0o600
+REMOVING_S = 1.0  # so long the removal of a few files may take
 NAME = re.compile(r"kvstore-(?P<uid>[0-9]{1,10})-[A-Za-z0-9_.-]{1,40}-[0-9]{1,10}-[0-9a-f]{16}")
 _FILE = re.compile(rf"(?P<name>{NAME.pattern})\.[0-9]{{1,5}}")
 
@@ -183,15 +185,22 @@ def make_shared(name: str) -> int:
     """Use files ``name.0``, ``name.1``, ... together with other processes; return what ``remove_shared`` takes.
 
     They are there as long as one of these processes has not removed them and lives.
+
+    Raises:
+        OSError: there is no room, they are somebody else's, or a process that removes them is stopped.
     """
+    until = time.monotonic() + REMOVING_S
     while True:
         fd = own_file(f"{name}.0")
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             if os.fstat(fd).st_nlink:
                 return fd
-        except BlockingIOError:
-            pass  # somebody is removing it
+        except BlockingIOError:  # somebody is removing it
+            if time.monotonic() >= until:
+                os.close(fd)
+                raise
+            time.sleep(0.001)
         except BaseException:
             os.close(fd)
             raise
@@ -201,7 +210,7 @@ def make_shared(name: str) -> int:
 def remove_shared(name: str, fd: int) -> None:
     """Stop to use files; remove them if nobody else uses them."""
     try:
-        if not _is_locked(fd, fcntl.LOCK_EX):
+        if not _is_locked(fd, fcntl.LOCK_EX) and os.fstat(fd).st_nlink:
             _remove(_own_files().get(name, []))
     finally:
         os.close(fd)
@@ -210,10 +219,12 @@ def remove_shared(name: str, fd: int) -> None:
 def own_file(file: str) -> int:
     """Open a file of this user's in the directory, or make it; OSError if somebody else has made it."""
     path = DIRECTORY / file
-    try:
-        return _make(path)
-    except FileExistsError:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    while True:
+        with suppress(FileExistsError):
+            return _make(path)
+        with suppress(FileNotFoundError):  # it has been removed between the two
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            break
     if not _is_own(os.fstat(fd)):
         os.close(fd)
         raise PermissionError(errno.EACCES, f"{path} is not a file that this user's processes make")
@@ -244,14 +255,18 @@ def _own_files() -> dict[str, list[str]]:
 
 
 def _remove_dead(name: str, files: list[str]) -> bool:
+    control = f"{name}.0"
     fd = -1
     try:
-        # The owner makes the control file first and removes it last: chunks without one are nobody's.
-        with suppress(FileNotFoundError):
-            fd = os.open(DIRECTORY / f"{name}.0", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-            if not _is_own(os.fstat(fd)) or _is_locked(fd, fcntl.LOCK_EX):
-                return False
-        return _remove(files)
+        # The owner makes the control file first and removes it last: chunks without one are nobody's. It is made, for
+        # files that processes share have the same names each time: without the lock these might be new ones.
+        if control in files:
+            fd = os.open(DIRECTORY / control, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        else:
+            fd = own_file(control)
+        if not _is_own(os.fstat(fd)) or _is_locked(fd, fcntl.LOCK_EX) or not os.fstat(fd).st_nlink:
+            return False
+        return _remove([*files, control])
     except OSError:
         return False
     finally:

@@ -211,6 +211,23 @@ def test_a_server_that_does_not_answer_is_named() -> None:
     assert transport.now == pytest.approx(5.0)
 
 
+def test_an_answer_that_comes_after_its_call_has_given_up_is_dropped() -> None:
+    transport = PlayedJob()
+    session = connected(transport)
+    transport.dead.add("server-1")
+    taken: list[int] = []
+    waits: list[float] = []
+    asks: Any = [(server, wire.ReadValues, READ, lambda _, server=server: taken.append(server)) for server in range(2)]
+    with pytest.raises(DeadlineExceeded):
+        session.ask("pull", ["w"], asks, session.deadline(5.0), late=lambda: waits.append(transport.now))
+    assert len(waits) >= 4
+    (asked,) = (asked for peer, asked in transport.asked if peer == b"server-1" and isinstance(asked, wire.ReadValues))
+    transport.dead.clear()
+    transport.arrive(b"server-1", wire.ValuesRead(asked.seq, 0, [], []))
+    assert len(read(session)) == 2
+    assert taken == [0]
+
+
 def test_why_the_job_is_over_is_told() -> None:
     transport = PlayedJob()
     session = connected(transport)
@@ -228,6 +245,20 @@ def test_a_job_whose_scheduler_is_gone_has_ended() -> None:
     with pytest.raises(NodeLost, match="has ended"):
         read(session)
     assert 5.0 < transport.now < 10.0
+
+
+def test_calls_with_short_timeouts_learn_that_the_job_has_ended() -> None:
+    transport = PlayedJob()
+    session = connected(transport, listens=False)
+    transport.dead |= {"server-0", "server-1"}
+    transport.scheduler = lambda _: None
+    errors = []
+    for _ in range(100):
+        with pytest.raises((DeadlineExceeded, NodeLost)) as raised:
+            read(session, 0.1)
+        errors.append(raised.type)
+    assert errors[0] is DeadlineExceeded
+    assert errors[-1] is NodeLost
 
 
 def test_where_the_directory_is_gone_nobody_comes_back(tmp_path: Path) -> None:

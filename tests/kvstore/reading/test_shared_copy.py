@@ -12,7 +12,9 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from reading_job import job_with_readers
@@ -20,10 +22,10 @@ from threaded import ThreadedJob
 from waiting import LONG
 
 from kvstore.client import DistStore
-from kvstore.errors import DeadlineExceeded
+from kvstore.errors import DeadlineExceeded, UsageError
 from kvstore.reading import follower, shared_copy
 from kvstore.reading.held import ReadSegment
-from kvstore.reading.published_copy import CopyMemory, Published
+from kvstore.reading.published_copy import NUMBER, CopyMemory, Published
 from kvstore.reading.reader import Reader
 from kvstore.reading.shared_copy import SharedCopy, SharingStalled, share
 from kvstore.transport.shm import presence
@@ -84,6 +86,67 @@ def test_one_that_does_nothing_is_not_waited_for(root: str, monkeypatch: pytest.
             pass
     with one.reading(soon()), pytest.raises(SharingStalled), other.writing(soon()):
         pass
+
+
+def test_calls_with_short_timeouts_wait_together(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_copy, "STALL_S", 0.05)
+    one, other = shared(root), shared(root)
+    with one.writing(soon()):
+        for goes_on in (True, True, False):
+            with pytest.raises(DeadlineExceeded if goes_on else SharingStalled), other.reading(0.0):
+                pass
+            time.sleep(0.1)
+            if goes_on and other.number == 0:
+                one.beat()
+                one.note(9, 3, "")
+
+
+def test_a_child_after_fork_takes_nothing_from_its_parent(root: str) -> None:
+    one, other = shared(root), shared(root)
+    with one.writing(soon()):
+        child = os.fork()
+        if child == 0:
+            try:
+                with pytest.raises(UsageError, match="after fork"), one.reading(0.0):
+                    pass
+                one.close()
+                other.close()
+            finally:
+                os._exit(0 if files() else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        with pytest.raises(DeadlineExceeded), other.reading(0.0):
+            pass
+    other.close()
+    assert files()
+    one.close()
+    assert not files()
+
+
+def test_whoever_removes_the_files_and_is_stopped_holds_nobody_up(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presence, "REMOVING_S", 0.05)
+    copy = shared(root)
+    control = next(path for path in files() if path.suffix == ".0")
+    copy.close()
+    locked = presence.own_file(control.name)
+    fcntl.flock(locked, fcntl.LOCK_EX)
+    assert share(root, 1, ARRAYS) is None
+    os.close(locked)
+
+
+class Interrupted(np.ndarray):  # type: ignore[type-arg]
+    def __setitem__(self, at: Any, value: Any) -> None:
+        if at == NUMBER and value:
+            raise KeyboardInterrupt
+        super().__setitem__(at, value)
+
+
+def test_a_reader_that_ends_while_it_notes_a_version_leaves_none() -> None:
+    copy = CopyMemory(ARRAYS)
+    copy.note(1, 500, "of another job")
+    copy.head = copy.head.view(Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        copy.note(2, 3, "new")
+    assert copy.number == 0
 
 
 HOLDER = """
@@ -154,11 +217,19 @@ def test_of_several_followers_one_fetches_each_version(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(follower.PublishedCopy, "take", noted)
 
+    def free(_names: object) -> None:
+        (path,) = (path for path in files() if path.suffix == ".1")
+        with path.open("rb") as locked:
+            fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
     def work(store: DistStore) -> None:
         values = torch.randn(3000)
         outs = [torch.zeros(3000, dtype=dtype) for dtype in (torch.float32, torch.float64, torch.float32)]
         with sharing_reader(job) as first, sharing_reader(job) as second:
-            models = [reader.follow({"w": out}) for reader, out in zip((first, second, second), outs, strict=True)]
+            models = [
+                reader.follow({"w": out}, on_update=free)
+                for reader, out in zip((first, second, second), outs, strict=True)
+            ]
             for number in range(1, 7):
                 values[number::90] += 1.0
                 store.publish_state({"w": values})
@@ -177,8 +248,21 @@ def test_of_several_followers_one_fetches_each_version(monkeypatch: pytest.Monke
             (path,) = (path for path in files() if path.suffix == ".1")
             with path.open("rb") as locked:
                 fcntl.flock(locked, fcntl.LOCK_EX)
-                assert models[1].update()
+                with pytest.raises(BlockingIOError):  # of on_update
+                    models[1].update()
             assert outs[1].float().equal(values)
+            child = os.fork()
+            if child == 0:  # the links are its parent's, too
+                try:
+                    with first, pytest.raises(UsageError, match="connect in the child"):
+                        models[0].update()
+                except BaseException:
+                    os._exit(1)
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            values[0] += 1.0
+            store.publish_state({"w": values})
+            assert models[2].update()
         assert not files()
 
     with job_with_readers(workers=1) as job:
