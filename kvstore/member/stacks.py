@@ -15,7 +15,7 @@ import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import NamedTuple
 
 from kvstore import wire
@@ -30,7 +30,8 @@ _DEEPEST = 2000  # frames of a thread that are looked at
 _MOST_FILES = 4096  # whose names are remembered; each cell of a notebook is one
 _LONGEST_NAME = 128
 _LONGEST_DOING = 256
-_NOT_COLLECTING = threading.Lock()  # else one thread would begin to collect again while another one must not
+_NEVER_S = 10.0  # between two switches of threads
+_ALONE = threading.Lock()  # else one thread would let the others go on while another one must not
 # What calls of a library do: the file or the directory that they are in, functions (empty for all), and words.
 # The outermost call that matches counts: a queue says more than the lock inside it.
 _DOINGS: tuple[tuple[str, tuple[str, ...], str], ...] = (
@@ -70,11 +71,10 @@ def where(node: wire.Node, number: int, program: threading.Thread | None = None)
     Args:
         program: the thread whose place counts; without one that is alive, the main thread.
     """
-    frames = _frames()
-    frames.pop(threading.get_ident(), None)
+    stacks = _stacks()
+    stacks.pop(threading.get_ident(), None)
     names = {thread.ident: thread.name for thread in threading.enumerate() if thread.ident is not None}
     first = (program if program is not None and program.is_alive() else threading.main_thread()).ident
-    stacks = {ident: places(frame) for ident, frame in frames.items()}
     place, doing = described(stacks.get(first or 0, ()))
     return wire.Stacks(node, number, place, doing, _listed(stacks, names, first))
 
@@ -87,7 +87,7 @@ def place_of(program: threading.Thread | None) -> str:
 
 
 def place_of_thread(ident: int) -> str:
-    return described(places(_frames().get(ident)))[0]
+    return described(_stacks(ident).get(ident, ()))[0]
 
 
 def only_these_act(idents: Collection[int]) -> bool:
@@ -99,7 +99,7 @@ def only_these_act(idents: Collection[int]) -> bool:
     """
     if signal.getitimer(signal.ITIMER_REAL)[0]:
         return False
-    stacks = {ident: places(frame) for ident, frame in _frames().items()}
+    stacks = _stacks()
     programs = {_package(place) for ident in idents for place in _installed(stacks.get(ident, ()))[:1]}
     return not any(
         _kind(place.path) in ("own", "generated") or (_kind(place.path) == "installed" and _package(place) in programs)
@@ -114,34 +114,45 @@ def _installed(stack: Sequence[Place]) -> list[Place]:
     return [] if "own" in kinds else [place for place, kind in zip(stack, kinds, strict=True) if kind == "installed"]
 
 
-def _frames() -> dict[int, FrameType]:
-    """Return the innermost frame of each thread.
+def _stacks(only: int | None = None) -> dict[int, list[Place]]:
+    """Return where each thread is, or ``only`` this one: the innermost place last.
 
-    Before Python 3.12, a collection of garbage may begin within ``sys._current_frames``, which holds a lock of the
-    interpreter's, and hand the interpreter to a thread that needs the same lock. Then the process stands still for ever
-    (https://github.com/python/cpython/issues/106883). So nothing is collected meanwhile.
+    Nothing is collected meanwhile. Before Python 3.12, garbage may be collected within ``sys._current_frames``,
+    which holds a lock of the interpreter's, and hand the interpreter to a thread that needs the same lock. Then the
+    process stands still for ever (https://github.com/python/cpython/issues/106883).
+
+    Nor does another thread run. Its frames end while this one walks over them, and where torch's compiler had been used
+    the process crashed, with Python 3.11.7 and torch 2.13.0.
     """
-    if sys.version_info >= (3, 12):
-        return sys._current_frames()
-    with _NOT_COLLECTING:
-        collects = gc.isenabled()
+    lines: dict[int, list[tuple[CodeType, int]]] = {}
+    with _ALONE:
+        collects, interval = gc.isenabled(), sys.getswitchinterval()
         gc.disable()
+        sys.setswitchinterval(_NEVER_S)
         try:
-            return sys._current_frames()
+            for ident, frame in sys._current_frames().items():
+                if only in (None, ident):
+                    lines[ident] = _lines(frame)
         finally:
+            sys.setswitchinterval(interval)
             if collects:
                 gc.enable()
-
-
-def places(frame: FrameType | None) -> list[Place]:
-    """Return where a thread is whose innermost frame this is: the innermost last."""
-    found: list[Place] = []
     directory = _working_directory()
+    return {
+        ident: [
+            Place(_shown(code.co_filename, directory), line, code.co_name, code.co_filename)
+            for code, line in reversed(found)
+        ]
+        for ident, found in lines.items()
+    }
+
+
+def _lines(frame: FrameType | None) -> list[tuple[CodeType, int]]:
+    found: list[tuple[CodeType, int]] = []
     while frame is not None and len(found) < _DEEPEST:
-        code = frame.f_code
-        found.append(Place(_shown(code.co_filename, directory), frame.f_lineno or 0, code.co_name, code.co_filename))
+        found.append((frame.f_code, frame.f_lineno or 0))
         frame = frame.f_back
-    return found[::-1]
+    return found
 
 
 def described(stack: Sequence[Place]) -> tuple[str, str]:

@@ -505,15 +505,15 @@ def everyone() -> set[int]:
     return {thread.ident for thread in threading.enumerate() if thread.ident is not None}
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="garbage is collected between instructions only")
 @pytest.mark.parametrize("collects", [True, False])
-def test_nothing_is_collected_while_the_interpreter_lists_its_threads(
+def test_nothing_is_collected_and_no_thread_goes_on_while_frames_are_looked_at(
     monkeypatch: pytest.MonkeyPatch, collects: bool
 ) -> None:
-    frames, seen = sys._current_frames(), list[bool]()
+    frames, seen = sys._current_frames(), list[tuple[bool, bool]]()
+    interval = sys.getswitchinterval()
 
     def listed() -> dict[int, FrameType]:
-        seen.append(gc.isenabled())
+        seen.append((gc.isenabled(), sys.getswitchinterval() > 1.0))
         return frames
 
     monkeypatch.setattr(sys, "_current_frames", listed)
@@ -522,7 +522,7 @@ def test_nothing_is_collected_while_the_interpreter_lists_its_threads(
     try:
         place_of(None)
         where(NODE, 1)
-        assert gc.isenabled() == collects
+        assert (gc.isenabled(), sys.getswitchinterval()) == (collects, interval)
     finally:
         gc.enable()
-    assert seen == [False, False]
+    assert seen == [(False, True)] * 2
