@@ -97,6 +97,27 @@ def test_while_messages_wait_time_is_told_later_but_told():
     assert ticks == [0.0, 2.25, 3.25]
 
 
+def test_what_is_done_for_readers_is_done_at_once_when_it_is_due():
+    class Pace:
+        done = 0
+
+        def due(self) -> float:
+            links.now += 1e-5  # looking takes a moment, too
+            return links.now
+
+        def do(self) -> list[Any]:
+            self.done += 1
+            return []
+
+    links, pace, waits = Links(None, None, None), Pace(), []
+    receive = links.recv
+    links.recv = lambda timeout: [waits.append(timeout), receive(timeout)][1]  # type: ignore[method-assign]
+    service = Service(links, 1.0, lambda: links.now)  # type: ignore[arg-type]
+    links.service = service  # type: ignore[attr-defined]
+    service.run(lambda *_: [], between=pace)  # type: ignore[arg-type]
+    assert (waits, pace.done >= 3) == ([0.0] * 4, True)
+
+
 def test_bad_messages_cost_their_links_and_a_flood_does_not_fill_the_log(caplog: pytest.LogCaptureFixture):
     handled = []
     links = Links(*([[b"\xc1 nonsense"]] * 1234), wire.encode(wire.Ack(1)))
