@@ -82,7 +82,7 @@ class Service:
         while not self._stopped:
             wished = soon()
             spare = None if between is None else between.due()
-            if spare is not None:  # by an older time it were due in a microsecond, of which epoll makes 1 ms
+            if spare is not None:  # the time from before ``due`` is older: epoll would wait 1 ms for what is due now
                 now = self._clock()
             until = due if wished is None else min(due, wished)
             wait = max(0.0, (until if spare is None else min(until, spare)) - now)

@@ -111,8 +111,8 @@ def decode_changes(buffers: Sequence[Buffer], dtype: np.dtype[Any], size: int) -
     return positions, values
 
 
-def apply_changes(buffers: Sequence[Buffer], out: Array) -> int:
-    """Write the values of changes to ``out``, 1-d, of the bits of the elements; return how many there are.
+def apply_changes(buffers: Sequence[Buffer], out: Array) -> tuple[Array | None, Array]:
+    """Write the values of changes to ``out``, 1-d, of the bits of the elements; return what ``decode_changes`` does.
 
     Raises:
         WireError: the bytes are not changes of such an array; nothing is written then.
@@ -122,7 +122,7 @@ def apply_changes(buffers: Sequence[Buffer], out: Array) -> int:
         out[:] = values
     else:
         out[positions] = values
-    return len(values)
+    return positions, values
 
 
 def _encoded(positions: Array, size: int) -> tuple[int, Array]:
@@ -188,7 +188,7 @@ def encode_ids(ids: Array) -> Array:
 
 
 def decode_ids(data: Array, count: int) -> Array:
-    """Return the ``count`` ids, rising int64, that ``encode_ids`` has made ``data`` of, bytes, or anybody else.
+    """Return ``count`` ids, rising int64, from the bytes of ``encode_ids``. The bytes may come from anybody.
 
     Raises:
         WireError: it is something else.

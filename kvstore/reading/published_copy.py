@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from kvstore import wire
-from kvstore.codecs.changes import Array, checksum, decode_changes
+from kvstore.codecs.changes import Array, apply_changes, checksum
 from kvstore.errors import WireError
 from kvstore.reading.held import ReadSegment
 from kvstore.spec import Key, shorten
@@ -55,7 +55,7 @@ class CopyMemory:
     Attributes:
         flats: the values of each array.
         held: of each piece of each array, the version that it is of; 0 for none.
-        changed: of each piece, a version that it has been the same since.
+        changed: of each piece, the version with which its last change was fetched.
         head: numbers, and the label behind them: of the version of which all pieces are to be.
     """
 
@@ -115,8 +115,8 @@ class PublishedArray:
         self.key, self.dtype, self.ranges = key, published.dtype, published.ranges
         self.flat, self.held, self.changed = memory.flats[key], memory.held[key], memory.changed[key]
         self._written = np.full(len(self.ranges), -1, np.int64)  # ``changed``, when the program's array was written
-        # Of each piece, positions and values of what has changed since; None for the whole piece. They lead to what was
-        # ``changed`` in version ``_reached``: later changes, which another process has fetched, are not in them.
+        # Of each piece, positions and values of what has changed since; None for the whole piece. ``_reached`` is the
+        # version of the last of them. What another process has fetched since then is not among them.
         self._changes: list[list[tuple[Array, Array]] | None] = [None] * len(self.ranges)
         self._reached = self._written.copy()
 
@@ -132,8 +132,7 @@ class PublishedArray:
         before, self.held[place] = self.held[place], 0  # while it is written
         if buffers:
             piece = _bits(self.flat[start:stop])
-            positions, values = decode_changes(buffers, piece.dtype, stop - start)
-            piece[slice(None) if positions is None else positions] = values
+            positions, values = apply_changes(buffers, piece)
             if checksum(piece) != told:
                 raise WireError(f"elements {start} to {stop} of key {self.key!r} are not those of version {number}")
             self._note(place, positions, values)

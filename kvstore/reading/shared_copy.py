@@ -18,7 +18,7 @@ import sys
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import accumulate
 from typing import Any
 
@@ -29,7 +29,7 @@ from kvstore.codecs.changes import Array
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError
 from kvstore.reading.published_copy import BEAT, HEAD, LABEL, MADE, WRITER, CopyMemory, Published
 from kvstore.spec import ITEMSIZE, Key
-from kvstore.transport.shm.presence import available, make_shared, own_file, remove_shared, room
+from kvstore.transport.shm.presence import available, disown_in_children, make_shared, own_file, remove_shared, room
 from kvstore.values import as_dtype
 from kvstore.wire.coding import padded
 
@@ -51,7 +51,7 @@ class SharedCopy(CopyMemory):
         self._leave = weakref.finalize(self, _leave, name, in_use, lock)  # first: from here on nobody else does it
         self._lock = lock
         self._seen, self._stalls_at = -1, 0.0  # the last beat, and until when there must be another one
-        _copies.add(self)
+        disown_in_children(self)
         starts, _ = _layout(arrays)
         self.head = _view(memory, 0, np.int64, HEAD + LABEL // 8)
         self.held, self.changed, self.flats = {}, {}, {}
@@ -71,10 +71,8 @@ class SharedCopy(CopyMemory):
             os.close(lock)
             os.close(in_use)
 
-    @contextmanager
-    def reading(self, deadline: float) -> Iterator[None]:
-        with self._locked(fcntl.LOCK_SH, deadline):
-            yield
+    def reading(self, deadline: float) -> AbstractContextManager[None]:
+        return self._locked(fcntl.LOCK_SH, deadline)
 
     @contextmanager
     def writing(self, deadline: float) -> Iterator[None]:
@@ -110,18 +108,6 @@ class SharedCopy(CopyMemory):
         except BlockingIOError:
             return False
         return True
-
-
-_copies: weakref.WeakSet[SharedCopy] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for copy in list(_copies):
-        copy.disown()
-    _copies.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 def share(root: str, store: int, arrays: Mapping[Key, Published]) -> CopyMemory | None:

@@ -271,7 +271,7 @@ def _refused(peer: bytes, request: wire.Request, text: str) -> Outbox:
 
 
 MOST_CHANGED = 8 << 20  # bytes of changes in one answer; then the next request goes on
-LONG = 1 << 16  # bytes of a piece's changes from which on they are a buffer of their own, and so are copied only once
+LONG = 1 << 16  # bytes; changes of a piece that are as long have a buffer of their own, and are copied once, not twice
 
 
 class PublishedRead:

@@ -4,8 +4,8 @@ A table knows which rows each update has changed, so a version costs no pass ove
 changes a row for the first time since the version, the old row goes to a log: at most one copy of each row. A log is
 kept only where readers ask for versions. Only the newest version can be read, and what has changed since any older one.
 
-Where versions are made faster than readers fetch them, no two servers would ever give one the same. So once a reader
-has missed the version that it wanted, each ``HELD``-th version stays until the next such one, on all servers.
+If versions come faster than readers fetch them, two servers never answer with the same version. So after a reader has
+missed the version that it wanted, all servers keep each ``HELD``-th version until the next such one.
 """
 
 from __future__ import annotations

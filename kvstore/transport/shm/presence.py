@@ -20,6 +20,7 @@ import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from kvstore.errors import WireError
 from kvstore.transport.system_errors import require_systems
@@ -81,7 +82,7 @@ class Presence:
         self.nonce = secrets.token_bytes(NONCE)
         control[:NONCE] = self.nonce
         self.cells = memoryview(control)[CELLS_AT:]
-        _presences.add(self)
+        disown_in_children(self)
 
     def unlink(self) -> None:
         """Remove the files. Processes that have mapped them keep their views."""
@@ -94,13 +95,18 @@ class Presence:
             os.close(self._fd)
 
 
-_presences: weakref.WeakSet[Presence] = weakref.WeakSet()
+_of_the_parent: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def disown_in_children(thing: Any) -> None:
+    """Have ``thing.disown()`` called in a child after fork, as long as ``thing`` exists."""
+    _of_the_parent.add(thing)
 
 
 def _after_fork() -> None:
-    for presence in list(_presences):
-        presence.disown()
-    _presences.clear()
+    for thing in list(_of_the_parent):
+        thing.disown()
+    _of_the_parent.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
