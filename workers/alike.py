@@ -166,7 +166,7 @@ class Alike:
         buffers = buffers_around(tensor for group in groups for tensor in group["params"])
         about = digest(describe(buffers))
         rows = self._gather.exchange([1, about])
-        if any(there != about for _, there in rows):
+        if any(there != about for _, there in rows.values()):
             log.warning(
                 "%s leaves each worker's buffers as they are: the modules that hold its parameters differ between "
                 "workers; broadcast_parameters(model) sends rank 0's",
@@ -201,7 +201,7 @@ class Alike:
             return
         one, two = self._digits
         rows = self._gather.exchange([1 + self._phase, one << 24 | two])
-        there = [rank for rank, (phase, _) in enumerate(rows) if phase]  # others have joined
+        there = list(rows)  # others have joined
         first = there[0]
         other = next((rank for rank in there if rows[rank][1] != rows[first][1]), None)
         if other is None:
@@ -246,9 +246,9 @@ class Alike:
             if number not in self._ended:
                 join.join(timeout)
                 self._ended.add(number)
-        counts = [theirs for _, theirs in self._gather.exchange([1, rounds])]
+        counts = {rank: theirs for rank, (_, theirs) in self._gather.exchange([1, rounds]).items()}
         self._ended.clear()
-        return max(range(len(counts)), key=lambda rank: (counts[rank], rank)), min(counts) < max(counts)
+        return max(counts, key=lambda rank: (counts[rank], rank)), min(counts.values()) < max(counts.values())
 
 
 def in_one_phase(sums: Sequence[int]) -> bool:

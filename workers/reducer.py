@@ -8,7 +8,7 @@ bit.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -18,12 +18,19 @@ from kvstore import KVStore, Mismatch
 from kvstore.errors import warn_renamed
 from kvstore.store.maker import UNNAMED, made_by
 from workers.broadcast import broadcast_parameters
-from workers.common.gather import Gather, digest
+from workers.common.gather import Gather, bits_of, digest, number_of
 from workers.common.stores import store_type
 from workers.common.tensors import as_real, fingerprint, headroom, is_averaged, is_dense, overwrite
 from workers.common.values import buffers_of, describe, everything_of, other_buffers_of
 
 COUNTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+class _Differing(NamedTuple):
+    """Tensors, by name, that are not the same on all workers; and the ranks of these, in order."""
+
+    tensors: dict[str, torch.Tensor]
+    ranks: list[int]
 
 
 class Reducer:
@@ -54,13 +61,22 @@ class Reducer:
         return reducer
 
     def sum(self, numbers: Mapping[str, float]) -> dict[str, float]:
-        """Return the sum over the workers of each of ``numbers``, by name."""
-        totals = {
-            f"number/{name}": torch.tensor([value], dtype=torch.float64, device="cpu")
-            for name, value in numbers.items()
-        }
-        self._allreduce(totals)
-        return {name: float(totals[f"number/{name}"]) for name in numbers}
+        """Return the sum over the workers of each of ``numbers``, by name, in the order of ranks."""
+        rows = list(self.gather(numbers).values())
+        return {name: float(sum(row[name] for row in rows)) for name in numbers}
+
+    def gather(self, numbers: Mapping[str, float]) -> dict[int, dict[str, float]]:
+        """Return every worker's ``numbers``, by rank and then by name.
+
+            losses = [row["loss"] for row in reducer.gather({"loss": loss.item()}).values()]
+
+        A worker that is lost, in a job that goes on without it, or inside ``join``, has no row.
+        """
+        # As integers: sums of floats stand for all workers where some are lost, and these are to be exact.
+        names = sorted(numbers)
+        gather = Gather(self._store, f"/sums/{' '.join(names)}", len(names) + 1)
+        rows = gather.exchange([1, *(bits_of(numbers[name]) for name in names)])
+        return {rank: dict(zip(names, map(number_of, row[1:]), strict=True)) for rank, row in rows.items()}
 
     def average(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Replace each of ``tensors``, by name, by its mean over the workers.
@@ -73,7 +89,7 @@ class Reducer:
             Mismatch: workers pass tensors of other names, shapes or dtypes.
         """
         differing = self._differing(tensors)
-        counts = {name for name, tensor in differing.items() if is_dense(tensor) and tensor.dtype in COUNTS}
+        counts = {name for name, tensor in differing.tensors.items() if is_dense(tensor) and tensor.dtype in COUNTS}
         self._average(differing, counts)
 
     def average_buffers(self, model: nn.Module) -> None:
@@ -97,9 +113,9 @@ class Reducer:
         Raises:
             Mismatch: workers pass other names, shapes or dtypes.
         """
-        differing = self._differing(everything_of(params))
+        differing, ranks = self._differing(everything_of(params))
         if differing:
-            broadcast_parameters(differing, kvstore=self._store)
+            broadcast_parameters(differing, ranks[0], kvstore=self._store)
 
     def close(self) -> None:
         """Close the store."""
@@ -112,45 +128,47 @@ class Reducer:
         if exc[0] is None:
             self.close()
 
-    def _differing(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _differing(self, tensors: Mapping[str, torch.Tensor]) -> _Differing:
         """Return the ``tensors`` that are not the same on all workers, as fingerprints show."""
         if self._store.num_workers == 1 or not tensors:
-            return {}
+            return _Differing({}, [0])
         # By name: workers may have made their dicts in another order.
         ordered = dict(sorted(tensors.items()))
         prints = [fingerprint(tensor) for tensor in ordered.values()]
         about = digest(describe(ordered)) + 1  # a row must not begin with 0
         rows = Gather(self._store, f"/fingerprints/{len(prints)}", len(prints) + 1).exchange([about, *prints])
-        for rank, (theirs, *_) in enumerate(rows):
+        for rank, (theirs, *_) in rows.items():
             if theirs != about:
                 raise Mismatch(
                     f"worker {rank} averages other tensors than this one: names, shapes and dtypes must be the same on "
                     "all workers"
                 )
-        columns = zip(*(theirs for _, *theirs in rows), strict=True)
-        return {name: ordered[name] for name, column in zip(ordered, columns, strict=True) if len(set(column)) > 1}
+        columns = zip(*(theirs for _, *theirs in rows.values()), strict=True)
+        differing = {name: ordered[name] for name, column in zip(ordered, columns, strict=True) if len(set(column)) > 1}
+        return _Differing(differing, list(rows))
 
-    def _average(self, differing: Mapping[str, torch.Tensor], counts: Collection[str] = ()) -> None:
-        """Replace tensors that differ by means; ``counts`` are rounded down. The rest becomes rank 0's."""
-        if not differing:
+    def _average(self, differing: _Differing, counts: Collection[str] = ()) -> None:
+        """Replace tensors that differ by means; ``counts`` are rounded down. The rest becomes the first worker's."""
+        tensors, ranks = differing
+        if not tensors:
             return
         number = self._store.num_workers
         down = headroom(number)
-        means = [name for name, tensor in differing.items() if is_averaged(tensor)]
+        means = [name for name, tensor in tensors.items() if is_averaged(tensor)]
         sums = {
-            f"tensor/{name}": as_real(differing[name].detach()).to("cpu", torch.float64, copy=True).mul_(down)
+            f"tensor/{name}": as_real(tensors[name].detach()).to("cpu", torch.float64, copy=True).mul_(down)
             for name in means
         }
-        sums |= {f"count/{name}": differing[name].to("cpu", torch.int64, copy=True) for name in counts}
+        sums |= {f"count/{name}": tensors[name].to("cpu", torch.int64, copy=True) for name in counts}
         self._allreduce(sums)
         for name in means:
-            tensor, mean = differing[name], sums[f"tensor/{name}"].div_(number).div_(down)
+            tensor, mean = tensors[name], sums[f"tensor/{name}"].div_(number).div_(down)
             overwrite(tensor, torch.view_as_complex(mean) if tensor.is_complex() else mean)
-        for name in counts:
-            overwrite(differing[name], sums[f"count/{name}"].div_(number, rounding_mode="floor"))
-        rest = {name: tensor for name, tensor in differing.items() if name not in counts and not is_averaged(tensor)}
+        for name in counts:  # sums of floats stand for all workers where some are lost, those of integers do not
+            overwrite(tensors[name], sums[f"count/{name}"].div_(len(ranks), rounding_mode="floor"))
+        rest = {name: tensor for name, tensor in tensors.items() if name not in counts and not is_averaged(tensor)}
         if rest:
-            broadcast_parameters(rest, kvstore=self._store)
+            broadcast_parameters(rest, ranks[0], kvstore=self._store)
 
     def _allreduce(self, tensors: Mapping[str, torch.Tensor]) -> None:
         if not tensors:

@@ -74,7 +74,9 @@ class Replicas(Stepper):
         self._known: set[str] = set()  # the keys of states
         self._stale = False
         self._equal: set[str] = set()  # what all workers have had equal, to the bit, when they met
-        self._finished: list[Mark] | None = None  # where workers were when all had finished, until that is dealt with
+        self._finished: dict[int, Mark] | None = (
+            None  # where workers were when all had finished, until that is dealt with
+        )
         self._store.reserve_join(join_refusal(type(self).__name__, "Call its own join() or finish()"))
         self._broadcast(everything_of(model))
 
@@ -125,8 +127,8 @@ class Replicas(Stepper):
         Raises:
             DeadlineExceeded: as for ``finish``.
         """
-        steps = [mark.steps for mark in self._finish(timeout)]
-        last = max(range(len(steps)), key=lambda rank: (steps[rank], rank))
+        steps = {rank: mark.steps for rank, mark in self._finish(timeout).items()}
+        last = max(steps, key=lambda rank: (steps[rank], rank))
         if self._store.num_workers > 1:
             share_optimizer(self._optimizer, last, self._store)
         return last
@@ -136,18 +138,18 @@ class Replicas(Stepper):
         with suppress(DeadlineExceeded):
             self._serve(0)
 
-    def _finish(self, timeout: float | None) -> list[Mark]:
+    def _finish(self, timeout: float | None) -> dict[int, Mark]:
         marks = self._serve(timeout)
-        if any(mark.stale for mark in marks):
+        if any(mark.stale for mark in marks.values()):
             self._average(self._all)
-        self._steps, self._finished = max(mark.steps for mark in marks), None
+        self._steps, self._finished = max(mark.steps for mark in marks.values()), None
         return marks
 
-    def _serve(self, timeout: float | None) -> list[Mark]:
+    def _serve(self, timeout: float | None) -> dict[int, Mark]:
         """Take part in the others' averages until all have finished; return where they are then."""
         while self._finished is None:
             marks = self._meet(FINISHING, self._all, timeout)
-            going = [mark for mark in marks if mark.phase == STEPPING]
+            going = [mark for mark in marks.values() if mark.phase == STEPPING]
             if going:
                 self._average(self._due(going[0].steps))
             else:
@@ -176,7 +178,7 @@ class Replicas(Stepper):
 
     # ---- helpers
 
-    def _meet(self, phase: int, due: Sequence[ChunkRange], timeout: float | None = None) -> list[Mark]:
+    def _meet(self, phase: int, due: Sequence[ChunkRange], timeout: float | None = None) -> dict[int, Mark]:
         """Wait for all workers; return their marks by rank. Finds out which of the values that are ``due`` are equal.
 
         Buffers may be constants, and parameters may be frozen: a mean could change what all workers have equal.
@@ -195,10 +197,10 @@ class Replicas(Stepper):
         # equal.
         prints = [fingerprint(maybe[name]) if name in maybe and name in names else 0 for name in columns]
         rows = self._marks.exchange([*mine, *prints], timeout)
-        marks = [Mark(*row[: len(mine)]) for row in rows]
-        theirs = zip(*(row[len(mine) :] for row in rows), strict=True)
+        marks = {rank: Mark(*row[: len(mine)]) for rank, row in rows.items()}
+        theirs = zip(*(row[len(mine) :] for row in rows.values()), strict=True)
         self._equal = {name for name, column in zip(columns, theirs, strict=True) if column[0] and len({*column}) == 1}
-        for rank, mark in enumerate(marks):
+        for rank, mark in marks.items():
             if mark.states != mine.states:
                 raise Mismatch(
                     f"worker {rank}'s optimizer has other states than this one's, so they cannot be averaged: a "

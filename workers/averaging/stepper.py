@@ -43,7 +43,7 @@ def require_alike(
     model = digest(describe(values))
     numbers = [digest(value) if isinstance(value, str) else value for value in settings.values()]
     rows = gather.exchange([digest(kind), model, *numbers])
-    for rank, (their_kind, their_model, *their_numbers) in enumerate(rows):
+    for rank, (their_kind, their_model, *their_numbers) in rows.items():
         if their_kind != digest(kind):
             raise Mismatch(f"worker {rank} has made something else than a {kind}; all workers must make the same")
         for (name, value), number, their_number in zip(settings.items(), numbers, their_numbers, strict=False):

@@ -49,8 +49,8 @@ class Gather:
         """Whether an ``exchange`` has timed out, and its row waits for the others."""
         return self._sent is not None
 
-    def exchange(self, numbers: Sequence[int], timeout: float | None = None) -> list[list[int]]:
-        """Return the rows of all workers, by rank; zeros of one that is inside ``join``. Every worker calls this.
+    def exchange(self, numbers: Sequence[int], timeout: float | None = None) -> dict[int, list[int]]:
+        """Return the rows of all workers that are not lost or inside ``join``, by rank. Every worker calls this.
 
         Args:
             numbers: this worker's row: at most ``width`` numbers, the first not 0. Zeros fill the rest.
@@ -80,13 +80,12 @@ class Gather:
         rows: list[list[int]] = table.tolist()
         if rows[self._store.rank] != mine:
             raise UsageError(NO_SUM)
-        return rows
+        return {rank: row for rank, row in enumerate(rows) if row[0]}
 
     def mean(self, number: float) -> float:
         """Return the mean of all workers' numbers, with the same bits on all; ``width`` must be 2."""
         # As integers, which are never compressed. Each worker then makes the same sum.
-        (bits,) = struct.unpack("<q", struct.pack("<d", number))
-        theirs = [struct.unpack("<d", struct.pack("<q", their_bits))[0] for _, their_bits in self.exchange([1, bits])]
+        theirs = [number_of(bits) for _, bits in self.exchange([1, bits_of(number)]).values()]
         return float(sum(theirs) / len(theirs))
 
     def _table(self) -> torch.Tensor:
@@ -96,6 +95,17 @@ class Gather:
 def require_sums(kind: str) -> None:
     if updates_each_push(kind):
         raise UsageError(f"a {kind!r} store updates for every push; averages need 'dist_sync' or 'local'")
+
+
+def bits_of(number: float) -> int:
+    """The bits of ``number`` as a float64, as an integer, which ``number_of`` turns back."""
+    (bits,) = struct.unpack("<q", struct.pack("<d", number))
+    return int(bits)
+
+
+def number_of(bits: int) -> float:
+    (number,) = struct.unpack("<d", struct.pack("<q", bits))
+    return float(number)
 
 
 def digest(text: str) -> int:

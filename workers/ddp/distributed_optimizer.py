@@ -301,7 +301,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         how = self._how
         mine = [digest("DistributedOptimizer"), digest(describe(params)), how["passes"], how["average"] + 1]
         mine.append(digest(how["compression"]))
-        for rank, (_, theirs, passes, average, compression) in enumerate(self._agreement.exchange(mine)):
+        for rank, (_, theirs, passes, average, compression) in self._agreement.exchange(mine).items():
             if theirs != mine[1]:
                 raise Mismatch(
                     f"worker {rank}'s optimizer has different parameters: names, shapes, dtypes, their order and which "

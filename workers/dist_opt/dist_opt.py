@@ -384,7 +384,7 @@ class DistOpt:
 
     def _agree(self) -> None:
         mine = digest(self._gradients.describe())
-        for rank, (theirs, *_) in enumerate(Gather(self._store, "/marks", shared=False).exchange([mine])):
+        for rank, (theirs, *_) in Gather(self._store, "/marks", shared=False).exchange([mine]).items():
             if theirs != mine:
                 raise Mismatch(
                     f"worker {rank}'s optimizer has different parameters: shapes, dtypes, their order and which of "

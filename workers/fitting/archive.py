@@ -64,25 +64,18 @@ class Archive:
         ``store``: whose rounds all workers make together, for a meeting within an epoch; None if there is none.
         """
         savers = self._callbacks.savers
-        mark = zlib.crc32(repr(savers).encode()) % 0xFFFF + 1 if savers else 0  # its squares have exact sums
-        told = reducer.sum(
-            {
-                **place,
-                "run": float(secrets.randbits(40) if self._rank == 0 else 0),
-                "savers": mark,
-                "squares": mark**2,
-            }
-        )
-        self._run = int(told.pop("run"))
-        # All are equal only then. A program may let one worker alone save, which must not wait for the others.
-        self._together = mark > 0 and int(told["squares"]) * self._num_workers == int(told["savers"]) ** 2
+        mark = zlib.crc32(repr(savers).encode()) + 1 if savers else 0
+        rows = list(reducer.gather({**place, "run": secrets.randbits(40), "savers": mark}).values())
+        self._run = int(rows[0]["run"])
+        # A program may let one worker alone save, which must not wait for the others.
+        self._together = mark > 0 and all(row["savers"] == mark for row in rows)
         self._sums = reducer
         if self._together and self._num_workers > 1 and store is not None and any("batch" in each for each in savers):
             with suppress(Unsupported):
                 self.meeting = store.companion()
                 self.meeting.init(FAILED, torch.zeros(1, dtype=torch.int64, device="cpu"))
         for name, value in place.items():
-            if told[name] != value * self._num_workers:
+            if any(row[name] != value for row in rows):
                 raise Mismatch(
                     f"the workers do not begin with the same {name}: worker {self._rank} begins with {value}"
                 )

@@ -129,7 +129,7 @@ def divide(
     order, reason = None, "split=False"
     if split is not False:
         order, reason = _whole(loader)
-        reason = _compared(loader, order, reason, reducer, num_workers)
+        reason = _compared(loader, order, reason, reducer)
     if split and reason:
         raise UsageError(f"split=True, but the {what} data cannot be divided: {reason}")
     if reason or order is None:
@@ -157,8 +157,8 @@ def divide(
     return Divided(data.over(mine) if isinstance(data, Lookahead) else mine, part)
 
 
-def require_same_order(part: DividedSampler, epoch: int, reducer: Reducer, num_workers: int) -> None:
-    if not _same(part.digest(epoch), reducer, num_workers):
+def require_same_order(part: DividedSampler, epoch: int, reducer: Reducer) -> None:
+    if not _same(part.digest(epoch), reducer):
         raise UsageError(
             f"the sampler, a {part.source}, gives another order on other workers in epoch {epoch}, so it cannot be "
             "divided: divide by store.rank in the program, and pass split=False"
@@ -200,33 +200,31 @@ def _whole(loader: Any) -> tuple[Order | None, str]:
         return None, f"the order of its {type(sampler).__name__} cannot be compared: {type(exc).__name__}: {exc}"
 
 
-def _compared(loader: Any, order: Order | None, reason: str, reducer: Reducer, num_workers: int) -> str:
+def _compared(loader: Any, order: Order | None, reason: str, reducer: Reducer) -> str:
     """Return why the data is not the same on all workers, or cannot be divided; "" if it can. All workers call this."""
     facts: tuple[Any, ...] = ()
     if order is not None:
         kinds = [f"{type(each).__module__}.{type(each).__qualname__}" for each in (loader.dataset, loader.sampler)]
         chosen = list(loader.dataset.indices) if isinstance(loader.dataset, Subset) else []
         facts = *kinds, len(loader.dataset), chosen, loader.batch_size, loader.drop_last, _digest_of_order(order)
-    whole = reducer.sum({"whole": order is not None})["whole"]
-    if whole < num_workers:
+    if not all(row["whole"] for row in reducer.gather({"whole": order is not None}).values()):
         said = reason or "another worker's data cannot be divided"
         return f"{said}; if all workers were given the same, divide it by store.rank"
-    if not _same(_digest(repr(facts)), reducer, num_workers):
+    if not _same(_digest(repr(facts)), reducer):
         return "the workers' data sets or samplers differ"
     first = _read(loader, order or [])
-    if _same(_digest(repr(first)), reducer, num_workers):
+    if _same(_digest(repr(first)), reducer):
         return ""
     # What a data set draws with a generator of its own differs from one read to the next, too, and says nothing.
     again = [_read(loader, order or []) for _ in range(_AGAIN)]
     changes = {f"slot {slot}": any(each[slot] != first[slot] for each in again) for slot in range(_SLOTS)}
     steady = [digest for digest, count in zip(first, reducer.sum(changes).values(), strict=True) if not count]
-    return "" if _same(_digest(repr(steady)), reducer, num_workers) else "the workers' samples differ"
+    return "" if _same(_digest(repr(steady)), reducer) else "the workers' samples differ"
 
 
-def _same(own: int, reducer: Reducer, num_workers: int) -> bool:
+def _same(own: int, reducer: Reducer) -> bool:
     """Return on all workers whether all have the same number."""
-    differs = reducer.sum({"compared": own})["compared"] != own * num_workers
-    return not reducer.sum({"differs": differs})["differs"]
+    return len({row["compared"] for row in reducer.gather({"compared": own}).values()}) == 1
 
 
 def _read(loader: Any, order: Order) -> list[int]:

@@ -189,7 +189,7 @@ class TrainingRun:
         if self.batches == 0:
             self.metric.reset()
         if self._part is not None:
-            require_same_order(self._part, self.epoch, self.reducer, self.num_workers)
+            require_same_order(self._part, self.epoch, self.reducer)
         self._copies.train()
         for batch in self._left():
             parts = self._step(*position.pair(batch))
@@ -302,10 +302,7 @@ class TrainingRun:
                 sums.begin_join()
             self.trainer.joining.join(timeout)
             join(*meeting, timeout=timeout)
-        told = self.reducer.sum({"batches": self.batches, "squares": self.batches**2})
-        if (
-            told["squares"] * self.num_workers != told["batches"] ** 2
-        ):  # equal only if all workers have had the same number
+        if len({row["batches"] for row in self.reducer.gather({"batches": self.batches}).values()}) > 1:
             raise UsageError(
                 f"worker {self.rank} has had {self.batches} batches of epoch {self.epoch}, and others another number: "
                 "with update_on_kvstore=False its weights are no longer theirs; give all as many, by even_size=True of "
@@ -322,7 +319,7 @@ class TrainingRun:
         metric.reset()
         self._copies.train(False)
         if self._eval_part is not None:
-            require_same_order(self._eval_part, epoch, self.reducer, self.num_workers)
+            require_same_order(self._eval_part, epoch, self.reducer)
             self._eval_part.set_epoch(epoch)
         for number, batch in enumerate(self._eval_data, 1):
             part = self._copies.forward(*position.pair(batch), self._loss)

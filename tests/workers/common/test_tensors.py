@@ -314,7 +314,7 @@ def test_every_worker_gets_the_rows_of_all_by_rank(cluster: ThreadedJob) -> None
         return [gather.exchange([store.rank + 1, 2**62 + turn]) for turn in range(2)]
 
     workers = range(cluster.workers)
-    rows = [[[rank + 1, 2**62 + turn, 0] for rank in workers] for turn in range(2)]
+    rows = [{rank: [rank + 1, 2**62 + turn, 0] for rank in workers} for turn in range(2)]
     assert cluster.run(work) == [rows for _ in workers]
 
 

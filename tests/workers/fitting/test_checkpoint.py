@@ -263,11 +263,11 @@ def test_several_devices_are_refused() -> None:
 
 def test_uneven_workers_with_tables_in_a_store_of_their_own(pair: ThreadedJob) -> None:
     def work(session: Session) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
-        tables, store = DistStore(session), DistStore(session)
+        tables, store, sums = DistStore(session), DistStore(session), DistStore(session)
         tables.set_optimizer("adam", learning_rate=0.05)
         model = Classifier(tables, "table")
         data = BATCHES[: 1 + 2 * session.rank]
-        history = fit(model, data, BATCHES, num_epoch=2, kvstore=store, reducer=reducer_of(store))
+        history = fit(model, data, BATCHES, num_epoch=2, kvstore=store, reducer=reducer_of(sums))
         return model.state_dict(), history
 
     (one, history), (two, others) = pair.run_sessions(work)

@@ -86,7 +86,7 @@ def divided_data(pair: ThreadedJob, make: Callable[[int], Any], epochs: int = 2,
         for epoch in range(epochs):
             store.barrier()  # workers are threads here: one that still begins an epoch draws from the same generator
             if part is not None:
-                require_same_order(part, epoch, reducer, store.num_workers)
+                require_same_order(part, epoch, reducer)
             for inputs, _ in mine:
                 read.append(inputs[:, 0].int().tolist())
         return read
