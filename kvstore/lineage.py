@@ -10,6 +10,7 @@ of an optimizer that are dropped) begins the next one. That is the same on a ser
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from typing import NamedTuple
 
@@ -35,6 +36,11 @@ NOWHERE = Version(UNKNOWN, 0)  # no state
 def new_lineage() -> int:
     """Return a lineage that nothing else has."""
     return ROOM + secrets.randbelow(ROOM)
+
+
+def lineage_of(what: str) -> int:
+    """Return the lineage that is the same wherever it is made of ``what``, which nothing else is called."""
+    return ROOM + int.from_bytes(hashlib.sha256(what.encode()).digest()[:8], "big") % ROOM
 
 
 def next_lineage(lineage: int) -> int:

@@ -23,6 +23,7 @@ from kvstore.job.settings import (
     CHECKPOINT_KEEP,
     CHECKPOINT_RESUME,
     GROUPS,
+    MIN_WORKERS,
     OPTIMIZERS,
     PUBLISH_EVERY,
     READER_SHARE,
@@ -369,6 +370,12 @@ def add_failures(group: argparse._ArgumentGroup) -> None:
         help="standbys of each server, which take over when it dies (default: 0)",
     )
     group.add_argument(
+        "--min-workers",
+        type=number,
+        metavar="N",
+        help="go on without workers that die as long as N are left (default: the death of any worker ends the job)",
+    )
+    group.add_argument(
         "--restarts",
         type=number,
         metavar="N",
@@ -464,6 +471,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
         plain["host_aggregation"] = plain["host_aggregation"] and AGGREGATE.read(told)
         if plain["replicas"] is None:
             plain["replicas"] = REPLICAS.read(environ)
+        if plain["min_workers"] is None:
+            plain["min_workers"] = MIN_WORKERS.read(environ)
     except ConfigError as error:
         parser.error(str(error))
     saved = variables(options)

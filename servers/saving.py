@@ -117,7 +117,7 @@ class CheckpointRequests:
 
     def serve(self, peer: bytes, message: wire.Capture | wire.AwaitCapture) -> list[Answer]:
         """Begin a capture, or let worker 0 wait for its file; return the answers that need not wait."""
-        if message.node.rank != 0 or message.node.role != "worker":
+        if message.node.role != "worker" or (message.node.rank != 0 and not self._stores.elastic):
             raise UsageError(f"only worker 0 may send {type(message).__name__}, and {message.node} did")
         if isinstance(message, wire.AwaitCapture):
             return self._captures.wait(peer, message)

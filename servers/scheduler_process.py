@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 
 from kvstore import wire
@@ -47,16 +47,17 @@ class InputLog:
     Args:
         path: the file. Where there is none, this is the job's first scheduler.
         shape: see ``beginning``; its first number is that of the workers.
+        lost: the workers that are lost, at any time.
 
     Attributes:
         earlier: what is in the log already; empty if this is the first scheduler.
     """
 
-    def __init__(self, path: Path, *shape: int) -> None:
+    def __init__(self, path: Path, *shape: int, lost: Set[int] = frozenset()) -> None:
         self._path = path
         self._begins = beginning(*shape)
         self._packer = RecordPacker()
-        self._live = LiveRecords(shape[0])
+        self._live = LiveRecords(shape[0], lost)
         self._file = -1
         self._length = self._trim_at = 0
         try:
@@ -175,6 +176,7 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
         "" if config.keys is None else config.keys.reader,
         "" if config.keys is None else config.keys.observer,
         config.start,
+        config.min_workers,
     )
     tracing = SchedulerTracing(scheduler, config, clock) if config.trace.last else None
     core: Scheduler | LoggedScheduler = scheduler
@@ -182,7 +184,7 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
     stays_until = 0.0
     if config.scheduler_log:
         shape = config.num_workers, config.num_servers, config.num_aggregators, config.replicas
-        inputs = InputLog(Path(config.scheduler_log), *shape)
+        inputs = InputLog(Path(config.scheduler_log), *shape, lost=scheduler.lost_workers)
         core = LoggedScheduler(scheduler, links, inputs.write)
         if inputs.earlier:
             core.replay(inputs.earlier, clock())

@@ -74,6 +74,7 @@ class ShardMember(ServingMember):
             recorder=recorder,
             readers=config.readers,
             reader_key="" if config.keys is None else config.keys.reader,
+            min_workers=config.min_workers,
         )
         self._session.when_traced(self._shard.trace)
         self._pace = (
@@ -130,7 +131,7 @@ class Server(ShardMember):
         self._service.run(self._handling(self._shard.handle), self._tick, between=self._pace)
 
     def _notice(self, notice: wire.Message) -> Outbox:
-        return self._shard.depart(notice.departed) if isinstance(notice, wire.Roster) else []
+        return self._shard.depart(notice.departed, notice.lost) if isinstance(notice, wire.Roster) else []
 
     def _tick(self) -> Outbox:
         self._failed()

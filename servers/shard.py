@@ -51,6 +51,7 @@ class Shard:
         keys: the public keys that the workers have joined with, by rank; empty where links prove no keys.
         aggregated: for each aggregator, the ranks of the workers that it speaks for.
         readers: how many readers there may be at once; 0 for none.
+        min_workers: not 0 if the job goes on without workers that are lost.
         recorder: is told of each change, in their order and before the answers that depend on it are returned, by a
             message that a standby is to ``apply``; None if there is no standby. The message's buffers refer to memory
             that stays as it is while they exist.
@@ -72,12 +73,14 @@ class Shard:
         recorder: Recorder | None = None,
         readers: int = 0,
         reader_key: str = "",
+        min_workers: int = 0,
     ) -> None:
         self.rank = rank
         self._speakers = Speakers(num_workers, keys, aggregated, aggregator_keys)
         memory = memory or Heap()
         self.times = ArrivalTimes(num_workers)
         self._stores = ServedStores(rank, range(num_workers), memory, self.times)
+        self._stores.elastic = min_workers > 0
         self._stores.record(recorder)
         self.ledger: Ledger[wire.Reply | wire.Pull | wire.PullRows] = Ledger()
         self.checkpoints = CheckpointRequests(rank, self._stores)
@@ -136,13 +139,16 @@ class Shard:
             return []
         key = self._speakers.key(message.node)
         if key is None:
-            return turn_away(peer, message, "is neither a worker nor an aggregator of this job")
+            return turn_away(peer, message, self._speakers.stranger(message.node))
         if not self._reply_links.admit(peer, message, key):
             return turn_away(peer, message, "joined this job with another key than that of this link")
         return None
 
-    def depart(self, workers: Collection[int]) -> Outbox:
-        return self._note(self._stores.depart(workers))
+    def depart(self, workers: Collection[int], lost: Collection[int] = ()) -> Outbox:
+        """Go on without workers; see ``wire.Roster``. What comes of one that is ``lost`` from now on is refused."""
+        for node in self._speakers.lose(lost):
+            self._reply_links.forget(node)
+        return self._note(self._stores.depart(workers, lost))
 
     def record(self, recorder: Recorder | None) -> None:
         self._stores.record(recorder)
@@ -156,7 +162,7 @@ class Shard:
         If it raises, the change does not follow from this state, which is in doubt from now on.
         """
         if isinstance(message, wire.Roster):
-            self._note(self._stores.depart(message.departed))
+            self.depart(message.departed, message.lost)
         elif isinstance(message, wire.LedgerPage):
             self._restore_page(message)
         elif not isinstance(message, wire.Request):
@@ -313,10 +319,25 @@ class Speakers:
         self._aggregated = [sorted(set(ranks)) for ranks in aggregated]
         self._keys = _keyed("worker", num_workers, worker_keys)
         self._keys |= _keyed("aggregator", len(aggregated), aggregator_keys)
+        self._lost: set[wire.Node] = set()
 
     def key(self, node: wire.Node) -> str | None:
         """Return the public key that ``node`` has joined with, empty where links prove none; None for a stranger."""
         return self._keys.get(node)
+
+    def lose(self, workers: Collection[int]) -> list[wire.Node]:
+        """Hear these workers no more, which are lost; return those that have been heard until now."""
+        gone = [node for node in self._keys if node.role == "worker" and node.rank in workers]
+        for node in gone:
+            del self._keys[node]
+        self._lost.update(gone)
+        return gone
+
+    def stranger(self, node: wire.Node) -> str:
+        """Say why ``node`` is not heard."""
+        if node in self._lost:
+            return "was given up, and the job goes on without it"
+        return "is neither a worker nor an aggregator of this job"
 
     def require(self, message: wire.Request) -> None:
         node = message.sender.node

@@ -6,7 +6,7 @@ any worker can be the root, every bit arrives, and the servers keep only the las
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
 from typing import Any
@@ -206,17 +206,18 @@ class Relay:
     def agree(self, what: str) -> None:
         """Require that all workers broadcast the same from the same root. ``what``: a line for each tensor."""
         rows = self._gather.exchange([self._root_rank + 1, digest(what)])
-        for rank, (root, _) in enumerate(rows):
+        self._require_root(rows)
+        for rank, (root, _) in rows.items():
             if root != self._root_rank + 1:
                 raise Mismatch(f"worker {rank} broadcasts from root_rank={root - 1}, this one from {self._root_rank}")
-        if len({theirs for _, theirs in rows}) == 1:
+        if len({theirs for _, theirs in rows.values()}) == 1:
             return
         # All workers have the same rows, so all of them come here, and none waits for another.
         mine, roots = what.split("\n"), self.send_bytes(what.encode()).decode().split("\n")
         pairs = list(zip_longest(roots, mine))
         first = next((place for place, (theirs, own) in enumerate(pairs) if theirs != own), -1)
-        places = [place for _, place in self._gather.exchange([1, first + 1])]
-        rank = next(rank for rank, place in enumerate(places) if place)
+        places = {rank: place for rank, (_, place) in self._gather.exchange([1, first + 1]).items()}
+        rank = next(rank for rank, place in places.items() if place)
         theirs = dict(enumerate(roots)).get(places[rank] - 1) or "nothing more"
         own = f", where it has {pairs[first][1] or 'nothing more'}" if rank == self._store.rank else ""
         raise Mismatch(
@@ -224,8 +225,18 @@ class Relay:
             f"{theirs} there. Names, shapes, dtypes and their order must be the same on all workers"
         )
 
+    def _require_root(self, present: Container[int]) -> None:
+        """Raise ``UsageError`` on all workers if the root is lost, or inside ``join``: its zeros would be sent."""
+        if self._root_rank not in present:
+            raise UsageError(
+                f"worker {self._root_rank}, whose values all are to have, is lost or inside join(); pass another "
+                "root_rank"
+            )
+
     def send_bytes(self, data: bytes) -> bytes:
-        _, length = self._gather.exchange([1, len(data)])[self._root_rank]
+        rows = self._gather.exchange([1, len(data)])
+        self._require_root(rows)
+        _, length = rows[self._root_rank]
         mine = np.frombuffer(bytearray(data) if self.root else bytearray(length), dtype=np.uint8)
         tensor = torch.from_numpy(mine)
         self.send([tensor])
@@ -256,6 +267,8 @@ class Relay:
             self._store.pushpull(_key(size), piece)
             if not self.root:
                 _copy(flat, chunk, piece, out=False)
+        if self._store.min_workers:  # a root that dies meanwhile has sent zeros; one that comes to this has sent all
+            self._require_root(self._gather.exchange([1]))
         if not self.root:
             for number, tensor in enumerate(tensors):
                 value = flat[str(number)].view(tensor.dtype).view(tensor.shape)

@@ -3,7 +3,7 @@
 Workers meet at rounds that all of them know: at the first push of the next round, or where the program says that a step
 is over. A meeting is a sum over all workers, to which worker 0 contributes what it has decided. So all save what is
 their own at the same step. Where workers are not in step (asynchronous stores, quorums), worker 0 decides alone, and
-the checkpoint has nothing of the other workers.
+the checkpoint has nothing of the other workers. In a job that goes on without it, the lowest rank that is left decides.
 
 Worker 0 asks each server to capture its segments at the rounds that worker 0 has pushed. No later round can be over
 before its next push, and that comes after the servers have noted the request.
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -57,8 +57,8 @@ MOST_TEXT = 600  # characters that say why a worker's part failed
 class WorkerPart:
     """What one worker adds to checkpoints: the state of what is attached, and the residuals of its compression."""
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    def __init__(self, rank: int, leads: Callable[[], bool]) -> None:
+        self._rank, self._leads = rank, leads
         self._attached: dict[str, tuple[Any, bool]] = {}
         self._writer: threading.Thread | None = None
         self._failed = False  # what the last writer had to write
@@ -100,8 +100,9 @@ class WorkerPart:
         return not self._failed
 
     def _attached_here(self) -> Mapping[str, Any]:
-        """Return what this worker saves: what is shared, worker 0 alone."""
-        return {name: thing for name, (thing, shared) in self._attached.items() if self._rank == 0 or not shared}
+        """Return what this worker saves: what is shared, one worker alone."""
+        leads = self._leads()
+        return {name: thing for name, (thing, shared) in self._attached.items() if leads or not shared}
 
     def _own(self, stores: Sequence[TrainedStore], shared_only: bool) -> tuple[dict[str, torch.Tensor], str]:
         states = {
@@ -147,33 +148,51 @@ def told(store: KVStore, number: int, resumed: int) -> tuple[int, int]:
     return int(numbers[0]), int(numbers[1])
 
 
+class Decided(NamedTuple):
+    """What a meeting has heard: zeros if nobody was there who decides.
+
+    Attributes:
+        number: of the checkpoint to make; 0 for none.
+        following: the rounds at which the next meeting is.
+        rank: whose decision it is.
+        parts: the ranks that add something of their own.
+    """
+
+    number: int
+    following: int
+    rank: int
+    parts: list[int]
+
+
 class Meetings:
-    """Meetings of the workers, where all hear what worker 0 has decided. Each is a sum over all workers."""
+    """Meetings of the workers, where all hear what one has decided. Each is a sum over all workers.
+
+    That is worker 0 or, once it is lost, the lowest rank that is left. Around its loss both may decide: each in slots
+    of its own, of which all take the first.
+    """
 
     def __init__(self, store: KVStore, rank: int, num_workers: int) -> None:
-        self._store, self._rank = store, rank
-        self._slots = torch.zeros(2 + num_workers, dtype=torch.int64, device="cpu")
+        self._store, self._rank, self._number = store, rank, num_workers
+        self._slots = torch.zeros(3 * num_workers, dtype=torch.int64, device="cpu")
         self._failed = torch.zeros(num_workers, dtype=torch.int64, device="cpu")
         self._text = torch.zeros(MOST_TEXT, dtype=torch.int64, device="cpu")
         store.init([f"{KEY}s", f"{KEY}.failed", f"{KEY}.why"], [self._slots, self._failed, self._text])
 
-    def meet(self, own: bool, number: int, following: int) -> tuple[int, int, list[int]]:
+    def meet(self, own: bool, number: int, following: int) -> Decided:
         """Meet the other workers.
 
         Args:
             own: whether this worker would add something of its own to a checkpoint.
-            number: at worker 0, of the checkpoint to make; 0 for none, and at other workers.
-            following: at worker 0, the rounds at which the next meeting is; 0 at other workers.
-
-        Returns:
-            The number and the rounds of worker 0, 0 where it was not there, and the ranks that add something.
+            number: at the worker that decides, of the checkpoint to make; 0 for none, and at other workers.
+            following: at the worker that decides, the rounds at which the next meeting is; 0 at other workers.
         """
         self._slots.zero_()
-        self._slots[0], self._slots[1] = number, following
-        self._slots[2 + self._rank] = int(own)
+        of_rank = self._slots.view(self._number, 3)
+        of_rank[self._rank] = torch.tensor([number, following, int(own)], dtype=torch.int64, device="cpu")
         self._store.pushpull(f"{KEY}s", self._slots)
-        sums: list[int] = self._slots.tolist()
-        return sums[0], sums[1], [rank for rank, has in enumerate(sums[2:]) if has]
+        rows: list[list[int]] = of_rank.tolist()
+        first = next((rank for rank, row in enumerate(rows) if row[1]), 0)
+        return Decided(rows[first][0], rows[first][1], first, [rank for rank, row in enumerate(rows) if row[2]])
 
     def failure(self, why: str) -> str:
         """Hear whether all workers have what they add to a checkpoint, after a meeting that has decided on one.
@@ -220,7 +239,7 @@ class Checkpointing:
         self._session = session
         self._clock = clock
         self._stores: list[TrainedStore] = []
-        self._part = WorkerPart(session.rank)
+        self._part = WorkerPart(session.rank, lambda: session.leads)
         self._answers: Answers | None = None
         config = session.config
         # where checkpoints are written; None if this job writes none
@@ -245,7 +264,7 @@ class Checkpointing:
 
     def _begun(self) -> tuple[int, int]:
         """Open and verify the checkpoint to continue from; return the newest number there is, and that one's."""
-        if self.rank != 0:
+        if not self._session.leads:
             return 0, 0
         newest = 0
         if self.directory is not None:
@@ -320,7 +339,7 @@ class Checkpointing:
     def flush(self, timeout: float | None = None) -> None:
         """See ``finish``; before this process leaves the job. Says if there was no checkpoint at all."""
         self.finish(timeout)
-        if self.rank == 0 and self._meets and not self.made + self.failed:
+        if self._session.leads and self._meets and not self.made + self.failed:
             log.warning("there was no checkpoint: none was due, or no store has an optimizer on the servers")
 
     # ---- join
@@ -343,7 +362,7 @@ class Checkpointing:
             return None
         if store.in_step:
             return self._meet(rounds)
-        if self.rank != 0 or any(other.in_step and other.trains for other in self._stores if other.begun):
+        if not self._session.leads or any(other.in_step and other.trains for other in self._stores if other.begun):
             return None
         number = self._decided(rounds, now=False)
         self._next = self._schedule.next(rounds, self._clock())
@@ -351,36 +370,37 @@ class Checkpointing:
             own = self._part.has_shared
             why = self._copied(number, shared_only=True) if own else ""
             if why:
-                self._give_up(number, f"worker 0: {why}")
+                self._give_up(number, f"worker {self.rank}: {why}")
                 return None
             self._part.write(self._folder(number), number)
-            self._capture(number, rounds, [0] if own else [])
+            self._capture(number, rounds, [self.rank] if own else [])
         return number or None
 
     def _meet(self, rounds: int, now: bool = False) -> int | None:
-        """Hear from worker 0 whether a checkpoint is due; then save what is this worker's own."""
+        """Hear whether a checkpoint is due; then save what is this worker's own."""
         own = self._part.has_own(self._stores)
         decided = following = 0
-        if self.rank == 0:
+        if self._session.leads:
             decided = self._decided(rounds, now)
             following = self._schedule.next(rounds, self._clock())
-        number, following, parts = self._meetings.meet(own, decided, following)
-        self._next = following or NEVER  # 0: worker 0 is inside join, whose end is followed by a meeting
+        number, following, decider, parts = self._meetings.meet(own, decided, following)
+        # 0: who decides is inside join, whose end is followed by a meeting; or is lost, and its successor did not know.
+        self._next = following or (NEVER if not self._session.config.min_workers else rounds + 1)
         if not number:
             return None
         self._number = max(self._number, number)
         if parts:
             why = self._meetings.failure(self._copied(number) if own else "")
             if why:
-                self._give_up(number, why)
+                self._give_up(number, why, decider)
                 return None
             self._part.write(self._folder(number), number)
-        if self.rank == 0:
+        if self.rank == decider:
             self._capture(number, rounds, parts)
         return number
 
     def _decided(self, rounds: int, now: bool) -> int:
-        """At worker 0: return the number of the checkpoint to make, whose folder is there then; 0 for none."""
+        """Where it is decided: return the number of the checkpoint to make, whose folder is there then; 0 for none."""
         if not now and not self._schedule.due(rounds, self._clock()):
             return 0
         answers = self._answers
@@ -410,10 +430,10 @@ class Checkpointing:
         log.error("there is no checkpoint, and training goes on: %s", reason)
         self.failed += 1
 
-    def _give_up(self, number: int, why: str) -> None:
+    def _give_up(self, number: int, why: str, decider: int | None = None) -> None:
         """Note, on every worker, that there is no checkpoint ``number``, of which nothing has been written yet."""
         self.failed += 1
-        if self.rank != 0:
+        if decider not in (None, self.rank):
             return
         log.error("there is no checkpoint %d, and training goes on: %s", number, why)
         try:

@@ -146,8 +146,8 @@ class DistStore(KVStore):
         whole = self._optimizing.whole
         piece_bytes = self._pieces.of(self._entries.nbytes + sum(specs[number].nbytes for number in kinds))
         bounds = (WHOLE, WHOLE) if whole else (self._bound, piece_bytes)
-        entries = self._requests.declare(keys, all_kinds, all_specs, *bounds)
-        if self.rank == 0:
+        entries, gives = self._requests.declare(keys, all_kinds, all_specs, *bounds)
+        if gives:
             resumed = None if self._checkpoints is None else self._checkpoints.resumed
             if resumed is not None:
                 of_arrays = list(map(specs.__getitem__, kinds))
@@ -255,7 +255,7 @@ class DistStore(KVStore):
         )
         self._pushes.flush()
         self._note_change(key)
-        if self.rank == 0:
+        if self._session.leads:
             self._stored.put("put_rows", self._plans.tables([key]), key, StoredRows(ids, rows))
 
     def table_rows(self, key: Any) -> Iterator[RowSparse]:
@@ -277,7 +277,7 @@ class DistStore(KVStore):
         self._pushes.flush()
         for each in keys:
             self._note_change(each)
-        for entry in entries if self.rank == 0 else ():
+        for entry in entries if self._session.leads else ():
             self._stored.evict(entry.segments, self._clock(entry))
 
     def table_statistics(self, key: Any) -> dict[str, int]:
@@ -316,7 +316,7 @@ class DistStore(KVStore):
         self._table(key)
         self._pushes.flush()
         self._note_change(key, loads=1)
-        if self.rank == 0:
+        if self._session.leads:
             plan = self._plans.tables([key])
 
             def put(page: Page, version: int, steps: int) -> None:
@@ -350,7 +350,7 @@ class DistStore(KVStore):
         self._optimizing.set(new)
         if self._checkpoints is not None:
             self._trained.optimizer_set()
-            if self.rank == 0 and self._checkpoints.resumed is not None:
+            if self._session.leads and self._checkpoints.resumed is not None:
                 self._trained.give_states(self._checkpoints.resumed, self._entries)
         if self.rank == 0 and (text := advice(new, self.rule, self._name, self.num_workers)):
             warn(text)
@@ -397,7 +397,7 @@ class DistStore(KVStore):
                 tables = self._entries.tables
                 shapes = {key: entry.spec.shape for key, entry in self._entries.items() if key not in tables}
                 self._pushes.compressing.load_state(residuals.tensors, residuals.plain, shapes)
-        if self.rank != 0:
+        if not self._session.leads:
             return
         self._pushes.flush()
         self._optimizing.load(path, self._entries)
@@ -433,7 +433,7 @@ class DistStore(KVStore):
         self._check()
         if not isinstance(state_dict, Mapping):
             raise UsageError(f"state_dict must be arrays by name, not a {type(state_dict).__name__}")
-        if self.rank != 0:
+        if not self._session.leads:
             return self._publishing.count()
         state = self._publishing.rounded(state_dict, dtype)
         new = [key for key in state if key not in self._entries]
@@ -454,6 +454,13 @@ class DistStore(KVStore):
     @property
     def rank(self) -> int:
         return self._session.rank
+
+    def members(self) -> list[int]:
+        return [rank for rank in range(self.num_workers) if rank not in self._session.lost]
+
+    @property
+    def min_workers(self) -> int:
+        return self._session.config.min_workers
 
     @property
     def num_workers(self) -> int:
@@ -486,6 +493,7 @@ class DistStore(KVStore):
     def _join(self, timeout: float | None) -> int:
         self._begin_join(timeout)
         self._joining.wait(timeout)  # should others be late, this worker has joined: another call waits on
+        self._joining.level(self._entries)
         last = self._session.client.alone(self._joining.end, self._entries)
         self._pushes.flush()
         if self._checkpoints is not None:

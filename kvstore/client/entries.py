@@ -213,11 +213,16 @@ class PushClocks:
             if len(known) == len(entry.segments):
                 self.pushed[entry.place] = max(int(self.pushed[entry.place]), min(known))
 
-    def resume(self, entries: Sequence[Entry], rounds: Mapping[int, int]) -> None:
-        """After a join, move clocks up to ``rounds``, by segment, where these are ahead. May be repeated."""
+    def resume(self, entries: Sequence[Entry], rounds: Mapping[int, int], whole: bool = False) -> None:
+        """After a join, move clocks up to ``rounds``, by segment, where these are ahead. May be repeated.
+
+        Segments of one key may be at different rounds. With a quorum the earliest counts, see ``advance``. Where rounds
+        are ``whole``, all have the same but for what a worker had made of them that died: then the latest counts.
+        """
         for entry in entries:
             known = [rounds[segment.id] for segment in entry.segments if segment.id in rounds]
-            self.pushed[entry.place] = max(int(self.pushed[entry.place]), min(known, default=0))
+            reached = max(known, default=0) if whole else min(known, default=0)
+            self.pushed[entry.place] = max(int(self.pushed[entry.place]), reached)
 
 
 def _grown(column: Column, size: int) -> Column:

@@ -13,7 +13,7 @@ from kvstore.client.plans import Plan
 from kvstore.client.requests import Requests
 from kvstore.client.resuming import TrainedStore
 from kvstore.errors import UsageError
-from kvstore.lineage import new_lineage
+from kvstore.lineage import lineage_of, new_lineage
 from kvstore.member.outstanding import Question, ready
 from kvstore.spec import Key, require_same, shorten, without_value
 from kvstore.values import Leaving, as_dtype, as_tensor, spec_of
@@ -27,7 +27,9 @@ class Publishing:
     def __init__(self, requests: Requests, store: TrainedStore) -> None:
         self.number = 0
         self._requests, self._store = requests, store
-        self._lineage = new_lineage()
+        # Where another worker may have to go on with the versions of one that is lost, both have the same lineage.
+        config, ordinal = requests.session.config, requests.ordinal
+        self._lineage = lineage_of(f"{config.job} {ordinal}") if config.min_workers else new_lineage()
         self._dtypes: dict[Key, str] = {}  # what each key is published as
         self._put: list[tuple[list[Key], int]] = []  # keys whose values ``put`` gives, with the bytes of a message
         self._begun = 0  # the highest round that this worker has begun
@@ -60,7 +62,7 @@ class Publishing:
         self._dtypes |= self._published_as(chosen, entries, rounded)
         # Counted before anybody is asked: after an exception some servers may have the version, and numbers must rise.
         number = self.count()
-        if self._requests.session.rank == 0:
+        if self._requests.session.leads:
             self._ask(chosen, number, label, rounded)
         return number
 

@@ -48,6 +48,7 @@ class Requests:
         self.session = session
         self._client = session.client
         self.limits = limits
+        self.ordinal, self.rule = ordinal, rule
         self.packer = Packer(session.client)
         fields = {"ordinal": ordinal, "made": made, "place": place, "name": session.store_names.get(ordinal, "")}
         opened: wire.StoreOpened = self.one(session.scheduler, "opening the store", (), wire.OpenStore, **fields)
@@ -61,8 +62,12 @@ class Requests:
 
     def declare(
         self, keys: Sequence[Key], kinds: Sequence[int], specs: Sequence[Spec], bound: int, longest: int
-    ) -> Entries:
-        """Have new keys placed (rank 0), or wait until rank 0's values of them are on the servers."""
+    ) -> tuple[Entries, bool]:
+        """Have new keys placed (rank 0), or wait until rank 0's values of them are on the servers.
+
+        Returns:
+            Where they are; and whether this worker gives them their first values: rank 0 or, if that is lost, another.
+        """
         placed: wire.Placed = self.one(
             self.session.scheduler,
             "init",
@@ -81,7 +86,7 @@ class Requests:
         segments = SegmentColumns(*(np.array(column, np.int64) for column in columns))
         if self.session.aggregator is not None:
             self._describe(self.session.aggregator, keys, kinds, specs, segments)
-        return Entries.of(keys, kinds, specs, segments)
+        return Entries.of(keys, kinds, specs, segments), placed.first or self.session.rank == 0
 
     def _describe(
         self, aggregator: Peer, keys: Sequence[Key], kinds: Sequence[int], specs: Sequence[Spec], placed: SegmentColumns
@@ -427,9 +432,31 @@ class Joining:
             self._operation = None
             raise
 
+    def level(self, entries: Mapping[Key, Entry]) -> None:
+        """Bring servers that are behind others to where this worker goes on, so that nobody waits for nobody's pushes.
+
+        They are equal but where a worker is lost whose last pushes had come to some of them, and were rounds of it
+        alone.
+        """
+        rule, session = self._requests.rule, self._requests.session
+        if rule.mode != "sync" or rule.quorum is not None or not session.config.min_workers:
+            return
+        behind: dict[int, dict[str, list[int]]] = {}
+        for entry in entries.values():
+            known = {each: self._rounds[each.id] for each in entry.segments if each.id in self._rounds}
+            reached = max(known.values(), default=0)
+            for segment, clock in known.items():
+                if clock < reached:
+                    fields = behind.setdefault(segment.server, {"ids": [], "clocks": []})
+                    fields["ids"].append(segment.id)
+                    fields["clocks"].append(reached)
+        if behind:
+            self._requests.each("join", (), wire.PassRounds, behind)
+
     def end(self, entries: Mapping[Key, Entry]) -> int:
         """Move the clocks up to the rounds that others have made meanwhile; return the rank that joined last."""
-        self._clocks.resume(list(entries.values()), self._rounds)
+        rule = self._requests.rule
+        self._clocks.resume(list(entries.values()), self._rounds, rule.mode == "sync" and rule.quorum is None)
         self._operation = None
         return self._last
 

@@ -43,6 +43,7 @@ class Resumed:
         self.number, self.rounds = manifest.number, manifest.rounds  # number, rounds: see ``Manifest``
         self._places = {store.ordinal: place for place, store in enumerate(manifest.stores)}
         self._same = manifest.num_workers == num_workers
+        self._first = min(manifest.parts, default=0)  # worker 0, or the lowest rank that was left without it
         self._parts: dict[str, Any] | None = None
         self._shared: dict[str, Any] | None = None
         if not self._same and rank == 0:
@@ -96,10 +97,10 @@ class Resumed:
         return {key: spec.shape for key, spec in specs.items()}
 
     def part(self, name: str, shared: bool) -> Any:
-        """Return what was attached as ``name``: worker 0's if it is ``shared``, else this worker's; None without."""
+        """Return what was attached as ``name``: one worker's if it is ``shared``, else this worker's; None without."""
         if shared:
             if self._shared is None:
-                self._shared = self._read(0)
+                self._shared = self._read(self._first)
             return self._shared.get(name)
         if not self._same:
             return None

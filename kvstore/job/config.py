@@ -64,6 +64,7 @@ class Config:
     num_aggregators: int = _by(settings.NUM_AGGREGATORS)
     aggregator: int = _by(settings.AGGREGATOR)
     replicas: int = _by(settings.REPLICAS)
+    min_workers: int = _by(settings.MIN_WORKERS)
     start: int = _by(settings.START)
     lost: tuple[str, float] | tuple[()] = _by(settings.LOST)
     inject: tuple[tuple[str, int], ...] = _by(settings.INJECT)

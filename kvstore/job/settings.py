@@ -398,6 +398,12 @@ LOCAL_SIZE = _LAUNCHED.add(
 REPLICAS = _LAUNCHED.add(
     "KVSTORE_REPLICAS", Integer(0, 1), 0, "how many standbys each server has, which take over when it is lost"
 )
+MIN_WORKERS = _LAUNCHED.add(
+    "KVSTORE_MIN_WORKERS",
+    Integer(0),
+    0,
+    "the job goes on without workers that die as long as so many are left; 0 if it ends with the first",
+)
 START = _LAUNCHED.add("KVSTORE_START", Integer(1), 1, "how often this member's process has been started")
 LOST: Setting[tuple[str, float] | tuple[()]] = _LAUNCHED.add(
     "KVSTORE_LOST",

@@ -89,6 +89,7 @@ class Session:
         self._thread = thread
         self._on_line_back = on_line_back
         self.takeovers = 0  # how many this member has heard of
+        self.lost: frozenset[int] = frozenset()  # the workers without which the job goes on, as this member knows
         self._epochs: dict[int, int] = {}  # by rank: of the latest news of where its server is
         self._faults: dict[int, list[KVStoreError]] = {}
         self._latest_fault = 0
@@ -227,6 +228,11 @@ class Session:
     def rank(self) -> int:
         return self.client.node.rank
 
+    @property
+    def leads(self) -> bool:
+        """Whether this worker does what one does for all: it is the lowest rank that is not lost, as it knows."""
+        return self.lost.issuperset(range(self.rank))
+
     def check(self, store: int) -> None:
         self.client.check()
         faults = self._faults.get(store)
@@ -296,6 +302,8 @@ class Session:
         elif isinstance(notice, wire.Moved):
             if not self._follow(notice):
                 return
+        elif isinstance(notice, wire.Roster):
+            self.lost = frozenset(notice.lost)
         elif isinstance(notice, wire.StillStuck):
             self.client.prompt(notice.number)
         elif isinstance(notice, wire.Deadlock):

@@ -646,6 +646,19 @@ class KVStore:
         """This worker's number, from 0."""
         return 0
 
+    def members(self) -> list[int]:
+        """Return the ranks of the workers that are in the job, as this one knows: all, but for those that are lost.
+
+        With ``launch.py --min-workers`` a job goes on without workers that die. News of it come with heartbeats, so for
+        a moment workers may know different members.
+        """
+        return list(range(self.num_workers))
+
+    @property
+    def min_workers(self) -> int:
+        """The job goes on without workers that die as long as so many are left; 0 if the first such death ends it."""
+        return 0
+
     @property
     def num_workers(self) -> int:
         """How many workers there are."""

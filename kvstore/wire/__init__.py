@@ -23,6 +23,7 @@ from kvstore.wire.arrays import (
     Lend,
     Open,
     OptimizerStates,
+    PassRounds,
     Pause,
     Pull,
     Push,

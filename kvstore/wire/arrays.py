@@ -233,6 +233,21 @@ class Pause(Request):
         same_length(self.ids, self.clocks)
 
 
+@message(56)
+class PassRounds(Request):
+    """Everybody goes on from a join behind round ``clocks[i]`` of segment ``ids[i]``: nobody is in earlier rounds.
+
+    Other servers have had pushes of a worker that is lost, and that had made these rounds alone.
+    """
+
+    store: f.Store
+    ids: f.Ids
+    clocks: f.Clocks
+
+    def __post_init__(self) -> None:
+        same_length(self.ids, self.clocks)
+
+
 @message(51)
 class Resume(Reply):
     """All have paused; the next push of ``ids[i]`` follows round ``clocks[i]``. Worker ``last`` has pushed most."""

@@ -128,13 +128,17 @@ class Declare(Request):
 
 @message(16)
 class Placed(Reply):
-    """The number of segments of each key; and for each segment its id, its server, and its range of the array."""
+    """The number of segments of each key; and for each segment its id, its server, and its range of the array.
+
+    ``first``: the asker is to give the keys their first values, since worker 0 is lost.
+    """
 
     counts: Annotated[list[int], f.integers(1, MAX_SEGMENTS)]
     ids: f.Ids
     servers: Annotated[list[int], f.integers(0, MAX_NODES)]
     starts: Elements
     stops: Elements
+    first: Annotated[bool, f.flag] = False
 
     def __post_init__(self) -> None:
         same_length(self.ids, self.servers, self.starts, self.stops)
@@ -247,10 +251,14 @@ class JobFailed(Message):
 
 @message(32)
 class Roster(Message):
-    """To servers and aggregators: ``departed`` have left in order. ``epoch`` grows with every change."""
+    """Which workers have left in order (``departed``), and which are ``lost``. ``epoch`` grows with every change.
+
+    To servers and aggregators; to workers, too, once one is lost.
+    """
 
     epoch: f.Seq
     departed: f.Ranks  # ranks of workers
+    lost: f.Ranks = field(default_factory=list)  # likewise; the job goes on without them
 
 
 @message(33)

@@ -166,6 +166,7 @@ class Cluster:
     encryption: bool = True
     host_aggregation: bool = True
     replicas: int = 0
+    min_workers: int = 0
     restarts: int | None = None
     readers: str | None = None
     max_readers: int = 64
@@ -241,6 +242,11 @@ class Job:
                 raise LaunchError(
                     "--attach gives the terminal to a worker, and --live draws on it; leave one of them out"
                 )
+        if not 0 <= self.cluster.min_workers <= self.num_workers:
+            raise LaunchError(
+                f"--min-workers {self.cluster.min_workers}: the job has {self.num_workers} workers (-n); valid: 1 to "
+                f"{self.num_workers}, or 0 if the death of any worker is to end the job"
+            )
         known = set(members(self.num_workers, self.num_servers, replicas=self.cluster.replicas))
         for text in self.cluster.inject:
             if Injection.parse(text).member not in known:

@@ -60,6 +60,7 @@ class Rendezvous:
             job.cluster.replicas,
             self.scheduler_log,
             job.cluster.max_readers if job.cluster.readers is not None else 0,
+            job.cluster.min_workers,
         )
 
 

@@ -25,6 +25,7 @@ SUPERVISED = frozenset(
         "trace",
         "host_aggregation",
         "replicas",
+        "min_workers",
         "restarts",
         "inject",
         "max_readers",

@@ -19,6 +19,8 @@ machine. A server or aggregator that exits with 0 while the scheduler and worker
 process of ours that exits with JOB_FAILED_EXIT reports that another process has failed. That process has time to exit,
 and gets the blame.
 
+With --min-workers, a worker that dies has not failed as long as so many are left. It is reported to the scheduler.
+
 In a job with standbys, a server that dies has not failed. It is reported to the scheduler, and started again as
 `Restarts` says. If the job fails because of it, the reports of the processes that end name it, and it gets the blame.
 They name the process, which is one start of a member: an earlier start of the same server may have died without harm.
@@ -194,7 +196,7 @@ class Ending:
     #
     #     process     exit code         may die                            may not die
     #     worker      0                 -                                  LINGER after the last one
-    #                 another           -                                  fails the job
+    #                 another           lost, if `Restarts.spares` it      fails the job
     #     scheduler   0                 `finished`: servers need not be restarted, and may exit
     #                 JOB_FAILED_EXIT   `_told`: another process has failed, and gets `blame` seconds to exit
     #                 another           lost, and started again            fails the job
@@ -223,6 +225,8 @@ class Ending:
         # Before all else: the exit that comes first is seldom the cause. A report names a process that was lost before.
         if how.status and not replaced and (death := self._culprit(index)) is not None:
             return self._fail(death.task, str(death.how), death.how.status, now)
+        if how.status and self._told is None and self._died_alone(index) and self._restarts.spares(index):
+            return self._spare(index, how, now)
         if self._restarts.survivable(index) and self._told is None:
             # Either may be first: workers go on after `finished`, and the scheduler exits after the last worker.
             if self.finished or not self._left("worker"):
@@ -237,7 +241,7 @@ class Ending:
                 self._waiting.clear()
             return [] if self._left("worker") else self._fail_unnamed(self._told, now)
         if how.status != 0:
-            return self._fail(index, str(how), how.status, now)
+            return self._fail(index, f"{how}{self._restarts.too_few(index)}", how.status, now)
         self.finished = self.finished or self._tasks[index].role == "scheduler"
         if self.phase is Phase.LINGER:
             return []
@@ -319,6 +323,19 @@ class Ending:
         if not fate.text:  # the scheduler says so, or its successor
             return [lose]
         return [lose, Say(f"{self._tasks[index].title} {words}; {fate.text}")]
+
+    def _died_alone(self, index: int) -> bool:
+        """Whether a process has ended by itself, or because it was given up: not because the job fails."""
+        report = self._consequences.get(index)
+        return report is None or report.cause == self._process(index)
+
+    def _spare(self, index: int, how: Exit, now: float) -> list[Action]:
+        """The job goes on without a worker that has died; the scheduler says so."""
+        self._deaths[self._process(index)] = _Death(index, how, now)
+        self._consequences.pop(index, None)
+        if not self._left("worker"):
+            self._enter(Phase.LINGER, now + self._limits.linger)
+        return [Lose(index, " ".join(str(how).split()), self._restarts.start(index), True)]
 
     def _again(self, now: float) -> list[Action]:
         """Start those again whose time has come, if the job goes on."""

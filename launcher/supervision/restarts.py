@@ -48,12 +48,15 @@ class Restarts:
     Args:
         roles: the roles whose processes may die.
         limit: how many times processes are started again, in all.
+        min_workers: workers may die as long as so many are left, and are not started again; 0 if none may.
     """
 
-    def __init__(self, tasks: Sequence[Task], roles: frozenset[str], limit: int) -> None:
+    def __init__(self, tasks: Sequence[Task], roles: frozenset[str], limit: int, min_workers: int = 0) -> None:
         self._tasks = tasks
         self._roles = roles
         self._limit = limit
+        self._workers = self._left = sum(task.role == "worker" for task in tasks)
+        self._min_workers = min_workers
         self._used = 0
         self._starts: dict[int, int] = {}
         self._began: dict[int, float] = {}
@@ -62,11 +65,24 @@ class Restarts:
 
     @classmethod
     def of(cls, job: Job, tasks: Sequence[Task]) -> Restarts:
-        return cls(tasks, survivable(job), job.restarts)
+        return cls(tasks, survivable(job), job.restarts, job.cluster.min_workers)
 
     @property
     def any(self) -> bool:
-        return bool(self._roles)
+        return bool(self._roles) or self._min_workers > 0
+
+    def spares(self, index: int) -> bool:
+        """Note that a process has died; return whether it is a worker without which the job goes on."""
+        if self._tasks[index].role != "worker" or not self._min_workers:
+            return False
+        self._left -= 1
+        return self._left >= self._min_workers
+
+    def too_few(self, index: int) -> str:
+        """Say why the job does not go on without a worker, after how it has ended; empty if that was never possible."""
+        if self._tasks[index].role != "worker" or self._left >= self._min_workers:
+            return ""
+        return f"; {self._left} of {self._workers} workers are left, and --min-workers is {self._min_workers}"
 
     def survivable(self, index: int) -> bool:
         return self._tasks[index].role in self._roles

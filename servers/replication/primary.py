@@ -63,8 +63,8 @@ class Primary:
             return [(peer, wire.Explanation(message.seq, text))]
         return self.answer(outbox)
 
-    def depart(self, workers: Collection[int]) -> Outbox:
-        return self.answer(self._shard.depart(workers))
+    def depart(self, workers: Collection[int], lost: Collection[int] = ()) -> Outbox:
+        return self.answer(self._shard.depart(workers, lost))
 
     def answer(self, outbox: Outbox) -> Outbox:
         """Return the part of ``outbox``, which the shard has just returned, that may leave now."""

@@ -55,7 +55,7 @@ class Replica:
         self._held = HeldRequests()
         self._held_reads = HeldRequests()  # of readers
         self._view: wire.View | None = None
-        self._departed: Collection[int] = ()
+        self._departed: tuple[Collection[int], Collection[int]] = (), ()  # in order, and lost
         self._told: wire.Standing | None = None
         self._limit_s = limit_s
         self._waits = (0, 0.0)  # for which record to be stored, and since when, as far as ``stand`` has seen
@@ -100,10 +100,13 @@ class Replica:
             raise Replaced(f"server {view.primary.rank} is served by another process, in view {view.epoch}")
         return self._standby.look(view)
 
-    def depart(self, workers: Collection[int]) -> Outbox:
-        """Note which workers have left in order. A standby hears of it from its primary, in the order of changes."""
-        self._departed = workers
-        return self.primary.depart(workers) if self.serves else []
+    def depart(self, workers: Collection[int], lost: Collection[int] = ()) -> Outbox:
+        """Note which workers have left in order, and which are ``lost``.
+
+        A standby hears of it from its primary, in the order of changes.
+        """
+        self._departed = workers, lost
+        return self.primary.depart(workers, lost) if self.serves else []
 
     # ---- time
 
@@ -145,8 +148,8 @@ class Replica:
             self._neighbors.link(view.standby_address)
             outbox = self.primary.pair(view.epoch, view.synced and before is None, self._neighbors.record)
         if not served:
-            if self._departed:
-                outbox += self.primary.depart(self._departed)
+            if any(self._departed):
+                outbox += self.primary.depart(*self._departed)
             for peer, request in (*self._held.release(), *self._held_reads.release()):
                 outbox += self.primary.handle(peer, request)
         self.stand()

@@ -16,6 +16,7 @@ class Openers:
         self.opened_by: dict[int, set[int]] = {}
         self.closed_by: dict[int, set[int]] = {}
         self._workers = frozenset(workers)
+        self._lost: frozenset[int] = frozenset()
 
     def open(self, message: wire.Open, known: Rule | None) -> Rule | None:
         """Note that a worker opens a store, which has the rule ``known`` here; return its rule if it must be made."""
@@ -38,7 +39,16 @@ class Openers:
         if closed_by is None:
             return False
         closed_by.add(message.node.rank)
-        if not closed_by >= self._workers:
+        return self._close_if_over(message.store)
+
+    def lose(self, workers: Collection[int]) -> list[int]:
+        """Wait for these workers, which are lost, to close no store; return the stores that are to be forgotten."""
+        self._lost = frozenset(workers)
+        return [store for store in list(self.closed_by) if self._close_if_over(store)] if workers else []
+
+    def _close_if_over(self, store: int) -> bool:
+        closed_by = self.closed_by[store]
+        if not closed_by or not closed_by | self._lost >= self._workers:
             return False
-        del self.opened_by[message.store], self.closed_by[message.store]
+        del self.opened_by[store], self.closed_by[store]
         return True

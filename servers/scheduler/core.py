@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from kvstore import wire
 from kvstore.errors import NodeLost, UsageError, WireError
@@ -124,6 +124,7 @@ class Scheduler:
         replicas: how many standbys each server has.
         readers: how many readers there may be at once; 0 for none.
         start: how often the scheduler has been started.
+        min_workers: the job goes on without workers that are lost as long as so many are not; 0 if it does not at all.
 
     Attributes:
         silent: the members that the last tick has found overdue, each with the time of its last sign of life.
@@ -143,6 +144,7 @@ class Scheduler:
         reader_key: str = "",
         observer_key: str = "",
         start: int = 1,
+        min_workers: int = 0,
     ) -> None:
         self.members = Members(
             *(num_workers, num_servers, limit_s, num_aggregators, replicas),
@@ -160,7 +162,12 @@ class Scheduler:
         self._joining = JoinRequests(self.members, self._reply_links, self._failover, self._send)
         self._rosters = Rosters(self._send)
         self._deadlocks = Deadlocks()
-        self._losses = Losses(self.members, self._reply_links, self._failover, key, self._failure)
+        self._losses = Losses(
+            *(self.members, self._reply_links, self._failover, key, self._failure),
+            min_workers,
+            self._go_on_without,
+        )
+        self._released: list[Answer] = []  # to members that have waited for one that is lost
         self._heartbeats = Heartbeats(
             self.members, self._reply_links, self._failover, self._rosters, self._send, self._failure, start
         )
@@ -258,6 +265,11 @@ class Scheduler:
         self.take_news()  # the earlier process has said it
 
     @property
+    def lost_workers(self) -> Set[int]:
+        """The ranks of the workers that are lost, and without which the job goes on, at any time."""
+        return self._departures.lost
+
+    @property
     def failure(self) -> str | None:
         return self._failure.text
 
@@ -285,7 +297,7 @@ class Scheduler:
 
     def take_news(self) -> list[str]:
         """Return the lines for the user that have come up since the last call."""
-        news = self._failover.take_news() + self.observing.take_news()
+        news = self._failover.take_news() + self._losses.take_news() + self.observing.take_news()
         for line in news:
             self.observing.events.add(self._now, line)
         return news
@@ -327,6 +339,8 @@ class Scheduler:
         return self.observing.links.concerns(peer, message)
 
     def _leave(self, member: JobMember, message: wire.Leave) -> list[Answer]:
+        if message.error is not None and self._losses.lose_worker(member, f"failed: {message.error}"):
+            return []
         if not self.members.happens(member, MemberEvent.LEAVES):
             return []
         if member.role == "worker":
@@ -351,10 +365,20 @@ class Scheduler:
         ranks = self._departures.due(self._now, all_gone=done)
         if not ranks:
             return []
-        self._rosters.change(self._departures.known, over=done)
-        for member in (*self.members.of("server"), *self.members.of("standby"), *self.members.of("aggregator")):
-            self._rosters.inform(member)
+        self._announce(over=done)
         return self._stores.depart(ranks)
+
+    def _go_on_without(self, rank: int) -> None:
+        """Tell servers and aggregators of a worker that is lost, and answer those that have waited for it alone."""
+        self._departures.lose(rank)
+        self._announce(over=self.members.all_gone("worker"))
+        self._released += self._stores.lose(rank)
+
+    def _announce(self, *, over: bool) -> None:
+        self._rosters.change(self._departures, over=over)
+        for role in ("server", "standby", "aggregator", "worker"):
+            for member in self.members.of(role):
+                self._rosters.inform(member)
 
     def _send(self, peer: bytes, notice: wire.Message) -> None:
         self._notices.append((peer, notice))
@@ -414,6 +438,8 @@ class Scheduler:
 
     def _flush(self, answers: list[Answer]) -> Outbox:
         """Remember the answers for repeats, and return them with the notices that have come up."""
+        if self._released:
+            answers, self._released = answers + self._released, []
         for _, request, reply in answers:
             self.ledger.note(request, reply)
         outbox = self.observing.alerts() + self._reply_links.outbox(answers) + self._notices

@@ -1,24 +1,31 @@
-"""Workers that left cleanly, and which of these departures have been announced. Pure: the time is passed in.
+"""Workers that are gone, and which of these departures have been announced. Pure: the time is passed in.
 
-A departure is announced only some seconds after it. A process that leaves because it is about to fail ends within
-that time, and its exit code says more than that it has left.
+A departure in order is announced only some seconds after it. A process that leaves because it is about to fail ends
+within that time, and its exit code says more than that it has left. A loss is announced at once: others wait.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from kvstore import wire
 from servers.scheduler.members import JobMember
 
 
 class Departures:
-    """The workers of one job that have left; ``known`` are those whose departure has been announced."""
+    """The workers of one job that are gone.
+
+    Attributes:
+        left: those that have left in order.
+        known: those of them whose departure has been announced.
+        lost: those that have died, and without which the job goes on.
+    """
 
     def __init__(self, farewell_s: float) -> None:
         self.left: set[int] = set()
         self.known: set[int] = set()
+        self.lost: set[int] = set()
         self._farewell_s = farewell_s
         self._recent: deque[tuple[float, int]] = deque()  # (when, rank) of those not yet known
 
@@ -26,6 +33,13 @@ class Departures:
         """Add worker ``rank``. ``now`` must not decrease from call to call."""
         self.left.add(rank)
         self._recent.append((now, rank))
+
+    def lose(self, rank: int) -> None:
+        """Let worker ``rank`` be lost, even if it has left just before: then it has failed."""
+        self.left.discard(rank)
+        self.known.discard(rank)
+        self._recent = deque(entry for entry in self._recent if entry[1] != rank)
+        self.lost.add(rank)
 
     def due(self, now: float, *, all_gone: bool) -> list[int]:
         """Return the departures to announce now; all of them if no worker is left to wait."""
@@ -45,14 +59,19 @@ class Rosters:
         self.epoch = 0
         self._news: wire.Roster | wire.Stop = wire.Roster(0, [])
 
-    def change(self, departed: Collection[int], *, over: bool) -> None:
-        """Announce from now on that these workers have left; with ``over``, they are all of them."""
+    def change(self, departures: Departures, *, over: bool) -> None:
+        """Announce from now on which workers are gone; with ``over``, they are all of them."""
         self.over = over
         self.epoch += 1
-        self._news = wire.Stop() if over else wire.Roster(self.epoch, sorted(departed))
+        self._news = wire.Stop() if over else wire.Roster(self.epoch, sorted(departures.known), sorted(departures.lost))
 
     def inform(self, member: JobMember) -> None:
-        """Send a server or aggregator the latest announcement: once over each link, but ``Stop`` at each heartbeat."""
+        """Send a member the latest announcement: once over each link, but ``Stop`` at each heartbeat.
+
+        Workers are told of losses only, not of others that leave.
+        """
+        if member.role == "worker" and not (isinstance(self._news, wire.Roster) and self._news.lost):
+            return
         # ``Stop`` is not acknowledged, and after it the scheduler may end: a server that has missed it would wait for a
         # scheduler that is gone. Sent at each heartbeat, it is lost only if all of them are.
         if member.peer is not None and (member.epoch < self.epoch or self.over):

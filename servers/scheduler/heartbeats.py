@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kvstore import wire
+from kvstore.job.contract import process_name
 from kvstore.wire.members import MemberNotice
 from servers.requests.reply_links import ReplyLinks
 from servers.scheduler.departures import Rosters
@@ -57,8 +58,7 @@ class Heartbeats:
         self.tell(member)
         if failure is None:
             self._failover.show(member)
-            if member.role != "worker":
-                self._rosters.inform(member)
+            self._rosters.inform(member)
 
     def trace(self, rounds: list[int]) -> None:
         """Have members trace other rounds: at once, or at their next heartbeat if this does not reach them."""
@@ -99,6 +99,11 @@ class Heartbeats:
 
     def _disown(self, peer: bytes, node: wire.Node) -> None:
         """Tell a process that it is no member: of a server's seat, by a view that does not name it."""
+        member = self._members.identify(node)
+        if member is not None and member.role == "worker" and self._failure.text is None:  # the job goes on without it
+            own = process_name(member.role, member.rank, member.start)
+            self._send(peer, wire.JobFailed(f"{node} was given up, and the job goes on without it", own))
+            return
         seat = self._members.find(node.role, node.rank) if self._members.restarts(node.role) else None
         view = self._failover.view(node.rank)
         if seat is None or view is None or self._reply_links.key(peer) != seat.key:

@@ -1,7 +1,8 @@
 """The keys of one store, as workers declare them. Pure.
 
-Rank 0's declaration places a key; other workers' declarations wait until its value is on the servers. When two workers
-declare a key with different shapes or dtypes, both fail.
+The first worker's declaration places a key; other workers' declarations wait until its value is on the servers. The
+first is rank 0 or, if that is lost, the lowest rank that is not. When two workers declare a key with different shapes
+or dtypes, both fail.
 """
 
 from __future__ import annotations
@@ -136,8 +137,9 @@ class _DeclarationGroup:
 class DeclaredKeys:
     """The keys of one store, and the declarations that wait for first values."""
 
-    def __init__(self, loads: list[int]) -> None:
+    def __init__(self, loads: list[int], first: int = 0) -> None:
         self._placements = Placements(loads)
+        self._first = first
         self._specs: dict[Spec, Spec] = {}  # equal specs are one object, so that comparing them is cheap
         self._numbers = itertools.count()
         self._waiting: dict[Declaration, _DeclarationGroup] = {}
@@ -154,10 +156,11 @@ class DeclaredKeys:
         """
         asker = Asker(peer, request)
         declaration = (tuple(request.keys), tuple(request.kinds), self._known(request))
-        if request.node.rank != 0 and declaration in self._waiting:
+        leads = request.node.rank == 0 or self.gives(request)
+        if not leads and declaration in self._waiting:
             self._wait(self._waiting[declaration], asker)
             return [], None
-        if request.node.rank != 0 and self._latest is not None and declaration == self._latest[0]:
+        if not leads and self._latest is not None and declaration == self._latest[0]:
             return [(asker, self._latest[1])], None
         specs = dict(zip(request.keys, map(declaration[2].__getitem__, request.kinds), strict=True))
         if len(specs) < len(request.keys):
@@ -165,12 +168,12 @@ class DeclaredKeys:
         contradicted = self._contradicted(request.node.rank, specs)
         if contradicted:
             return [(asker, contradicted[0][1]), *contradicted], None
-        if request.node.rank == 0:
+        if leads:
             return [(asker, self._place(request, specs))], None
         key = self._placements.contradicted(specs)
         if key is not None:
             known, given = told_apart(self._placements.specs[key], specs[key])
-            error = Mismatch(f"key {key!r} is {known} on worker 0, but {given} on {request.node}")
+            error = Mismatch(f"key {key!r} is {known} on worker {self._first}, but {given} on {request.node}")
             return [(asker, error)], error
         missing = len(self._placements.missing(specs.keys()))
         if not missing:
@@ -182,8 +185,20 @@ class DeclaredKeys:
         self._wait(group, asker)
         return [], None
 
+    def gives(self, request: wire.Declare) -> bool:
+        """Whether the sender of ``request`` is to give values, in place of worker 0, to keys that lack them."""
+        return request.node.rank == self._first != 0 and not self._placements.ready.issuperset(request.keys)
+
+    def lead(self, rank: int) -> list[Outcome]:
+        """Let worker ``rank`` be the first from now on, since those before it are lost: its declaration may wait."""
+        self._first = rank
+        outcomes: list[Outcome] = []
+        for peer, request in sorted(self.abandon(), key=lambda asker: asker.request.node.rank != rank):
+            outcomes += self.declare(peer, request)[0]  # no two of them contradict each other
+        return outcomes
+
     def ready(self, keys: Sequence[Key]) -> list[Outcome]:
-        """Rank 0's values of ``keys`` are on the servers; return the outcomes of the workers that waited for them."""
+        """The first values of ``keys`` are on the servers; return the outcomes of the workers that waited for them."""
         new = self._placements.missing(keys) & self._placements.specs.keys()
         self._placements.ready |= new
         if any(isinstance(spec, TableSpec) and spec.table.parameter is not None for spec in self._specs):
@@ -222,7 +237,7 @@ class DeclaredKeys:
         return list(itertools.islice(known, start, start + count))
 
     def abandon(self) -> list[Asker]:
-        """Return, and forget, the workers that wait for rank 0, because it gives no values."""
+        """Return, and forget, the workers that wait for the first one, because it gives no values."""
         askers = [asker for group in self._waiting.values() for asker in group.askers]
         self._waiting.clear()
         self._by_key.clear()
@@ -248,7 +263,7 @@ class DeclaredKeys:
         if group is None:
             return ""
         missing = self._placements.missing(group.specs.keys())
-        return f"waits for worker 0 to init {shorten(key for key in group.specs if key in missing)}"
+        return f"waits for worker {self._first} to init {shorten(key for key in group.specs if key in missing)}"
 
     def _known(self, request: wire.Declare) -> tuple[Spec, ...]:
         tables = request.tables or [None] * len(request.shapes)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -179,12 +179,12 @@ class LiveRecords:
 
     All are needed but the records of barriers that are over: all workers have come to such a barrier, and each has said
     since that it has its answer. A job may have a barrier in every step. What else is logged grows with what the job
-    declares.
+    declares. ``lost`` are the workers that are lost, as the scheduler knows at any time: they come to no barrier.
     """
 
-    def __init__(self, num_workers: int) -> None:
+    def __init__(self, num_workers: int, lost: Set[int] = frozenset()) -> None:
         self.nbytes = 0
-        self._num_workers = num_workers
+        self._num_workers, self._lost = num_workers, lost
         self._numbers = itertools.count()
         self._records: dict[int, bytes] = {}
         self._done: dict[wire.Node, int] = {}  # each sender has its answers to all requests below this number
@@ -214,9 +214,9 @@ class LiveRecords:
         return b"".join(self._records.values())
 
     def _over(self, arrivals: dict[int, tuple[wire.Node, int]]) -> bool:
-        if len({node.rank for node, _ in arrivals.values()}) < self._num_workers:
+        if len(self._lost | {node.rank for node, _ in arrivals.values()}) < self._num_workers:
             return False
-        return all(seq < self._done[node] for node, seq in arrivals.values())
+        return all(seq < self._done[node] for node, seq in arrivals.values() if node.rank not in self._lost)
 
 
 # ---- the scheduler

@@ -1,7 +1,7 @@
 """Whether a job has failed, and why; how the scheduler learns that a member has ended. Pure.
 
 The launcher reports a loss, or the member has been silent for too long. A lost member fails the job, but for a server
-that has a standby in step, and a standby.
+that has a standby in step, a standby, and a worker without which enough workers are left.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from servers.scheduler.members import JobMember, MemberEvent, Members, MemberSta
 class JobFailure:
     """The failure of one job, which its first cause makes. ``note`` takes a line for observers when the job fails.
 
-    ``cause`` is the process of a server or standby whose loss has failed it, by name; empty if something else has.
+    ``cause`` is the process whose loss has failed it, by name, if the launcher lets that process die; else it is empty.
     """
 
     def __init__(
@@ -73,7 +73,13 @@ log = logging.getLogger(__name__)
 #
 # The first one counts, because ``Members.happens`` makes each transition once.
 class Losses:
-    """The losses of one job. ``key`` is the scheduler's own public key; empty where links prove no keys."""
+    """The losses of one job.
+
+    Args:
+        key: the scheduler's own public key; empty where links prove no keys.
+        least: the job goes on without workers that are lost as long as so many are not; 0 if it does not at all.
+        without: called with the rank of a worker that is lost, and without which the job goes on.
+    """
 
     def __init__(
         self,
@@ -82,12 +88,17 @@ class Losses:
         failover: Failover,
         key: str,
         failure: JobFailure,
+        least: int,
+        without: Callable[[int], object],
     ) -> None:
         self._members = members
         self._reply_links = reply_links
         self._failover = failover
         self._key = key
         self._failure = failure
+        self._least, self._without = least, without
+        self._lost_workers = 0
+        self.news: list[str] = []
         self._drops = Drops(log)
 
     def report(self, peer: bytes, lost: wire.Lost, now: float) -> None:
@@ -100,18 +111,48 @@ class Losses:
             self.end(lost, now)
             return
         if member is not None:
-            died_now = self._members.happens(member, MemberEvent.DIES)
-            if not died_now and member.state is MemberState.LOST:
-                return  # it is known already
-        self._failure.happen(f"{who} {lost.how}", now)
+            if member.state is MemberState.LOST or self.lose_worker(member, lost.how):
+                return  # it is known already, or the job goes on without it
+            self._members.happens(member, MemberEvent.DIES)
+        start = 1 if member is None else member.start
+        cause = process_name(lost.role, lost.rank, start) if self._least and lost.role == "worker" else ""
+        self._failure.happen(f"{who} {lost.how}{self._too_few(lost.role)}", now, cause)
+
+    def lose_worker(self, member: JobMember, how: str) -> bool:
+        """Let the job go on without ``member``, which ``how``; return False, and change nothing, if it cannot."""
+        if member.role != "worker" or not self._least or not self._members.complete or self._failure.text is not None:
+            return False
+        left = self._members.wanted["worker"] - self._lost_workers - 1
+        event = MemberEvent.FAILS if member.state is MemberState.LEFT else MemberEvent.DIES
+        if left < self._least or not self._members.happens(member, event):
+            return False
+        self._lost_workers += 1
+        self.news.append(
+            f"worker {member.rank} {how}; the job goes on with {left} of {self._members.wanted['worker']} workers"
+        )
+        self._without(member.rank)
+        return True
+
+    def take_news(self) -> list[str]:
+        news, self.news = self.news, []
+        return news
 
     def silent(self, member: JobMember, now: float) -> None:
         silent = f"has been silent for {now - member.heard:.1f} s"
+        if self.lose_worker(member, f"{silent}{_known(member)}"):
+            return
         self._members.happens(member, MemberEvent.DIES)
         if self._members.restarts(member.role):
             self.lose(member, silent, now)
         else:
-            self._failure.happen(f"{member.node} is lost: it {silent}{_known(member)}", now)
+            self._failure.happen(f"{member.node} is lost: it {silent}{_known(member)}{self._too_few(member.role)}", now)
+
+    def _too_few(self, role: str) -> str:
+        """Say why the job does not go on without a worker, if it might have."""
+        if role != "worker" or not self._least or not self._members.complete:
+            return ""
+        left, all_ = self._members.wanted["worker"] - self._lost_workers - 1, self._members.wanted["worker"]
+        return f"; {left} of {all_} workers are left, and the job needs {self._least} (--min-workers)"
 
     def end(self, lost: wire.Lost, now: float) -> None:
         """The process of a member that may be started again has ended, perhaps for good."""

@@ -41,11 +41,13 @@ class MemberEvent(Enum):
     ALL_HERE = auto()
     LEAVES = auto()
     DIES = auto()
+    FAILS = auto()
 
 
 # Every legal transition. What is not here changes nothing, so a message that comes late cannot revive a member: a
-# second ``Leave``, a report of a loss behind a departure, the silence of a member that has left. LEFT and LOST have no
-# successor: when the process of a seat is started again, it is another ``JobMember`` in the same seat.
+# second ``Leave``, a report of a loss behind a departure, the silence of a member that has left. LEFT has one
+# successor: a worker that has left because of an exception of its own ends with a code that says so. LOST has none:
+# when the process of a seat is started again, it is another ``JobMember`` in the same seat.
 #
 #     state     its heartbeat     its silence     counts as present
 #     JOINED    comes later       means nothing   yes
@@ -58,6 +60,7 @@ NEXT = {
     (MemberState.JOINED, MemberEvent.DIES): MemberState.LOST,
     (MemberState.READY, MemberEvent.LEAVES): MemberState.LEFT,
     (MemberState.READY, MemberEvent.DIES): MemberState.LOST,
+    (MemberState.LEFT, MemberEvent.FAILS): MemberState.LOST,
 }
 
 
@@ -314,8 +317,9 @@ class Members:
             self._ready[member.nonce] = member
             return True
         self._ready.pop(member.nonce, None)
-        self._gone[member.role] += 1
-        self.present -= 1
+        if event is not MemberEvent.FAILS:
+            self._gone[member.role] += 1
+            self.present -= 1
         self.lost += after is MemberState.LOST
         if self.complete:  # else it has no rank
             self._news(f"{member.node} {'is lost' if after is MemberState.LOST else 'has left'}")

@@ -88,9 +88,22 @@ class Barriers:
         arrived = self._arrived.setdefault(request.number, {})
         self._since.setdefault(request.number, now)
         arrived[request.node.rank] = (peer, request)
-        if len(arrived) < len(self._workers):
+        return self._end(request.number)
+
+    def lose(self, rank: int) -> list[Waiter]:
+        """Wait for ``rank``, which is lost, at no barrier; return the waiters at those that are over by that."""
+        self._workers -= {rank}
+        for arrived in self._arrived.values():
+            arrived.pop(rank, None)
+        return [waiter for number in list(self._arrived) for waiter in self._end(number)]
+
+    def _end(self, number: int) -> list[Waiter]:
+        """Return, and forget, the waiters at a barrier if all have come to it, or nobody is at it any more."""
+        arrived = self._arrived[number]
+        if arrived and len(arrived) < len(self._workers):
             return []
-        del self._arrived[request.number], self._since[request.number]
+        del self._arrived[number]
+        self._since.pop(number, None)
         return _waiting(arrived)
 
     def missing(self, number: int, among: Collection[int]) -> set[int]:
@@ -151,19 +164,20 @@ class Store:
     """
 
     def __init__(self, workers: Collection[int], loads: list[int], departures: Departures) -> None:
-        self.keys = DeclaredKeys(loads)
-        self.barriers = Barriers(workers)
-        self._joins = Joins(workers, departures.known)
+        self._workers = sorted(workers)
+        self.keys = DeclaredKeys(loads, self._first(departures))
+        self.barriers = Barriers(frozenset(workers) - departures.lost)
+        self._joins = Joins(workers, departures.known | departures.lost)
         self._departures = departures
 
     def declare(self, peer: bytes, request: wire.Declare) -> tuple[list[Answer], Exception | None]:
         """Return answers, and what to tell rank 0."""
         outcomes, fault = self.keys.declare(peer, request)
-        return _placed(outcomes) + self._without_values(), fault
+        return self._placed(outcomes) + self._without_values(), fault
 
     def ready(self, peer: bytes, request: wire.Ready) -> list[Answer]:
-        """Rank 0's values are on the servers: answer the workers that waited for them."""
-        return [Answer(peer, request, wire.Ack(request.seq)), *_placed(self.keys.ready(request.keys))]
+        """The first worker's values are on the servers: answer the workers that waited for them."""
+        return [Answer(peer, request, wire.Ack(request.seq)), *self._placed(self.keys.ready(request.keys))]
 
     def barrier(self, peer: bytes, request: wire.Barrier, now: float = 0.0) -> list[Answer]:
         """A worker has come to a barrier; if it was the last, answer all."""
@@ -184,6 +198,25 @@ class Store:
             self._joins.depart(rank)
         return [answer for rank in ranks for answer in self._without(rank)]
 
+    def lose(self, rank: int) -> list[Answer]:
+        """Go on without a worker that is lost: answer those that have waited for nobody else, and fail what is vain."""
+        self._joins.depart(rank)
+        released = [Answer(link, arrival, wire.Ack(arrival.seq)) for link, arrival in self.barriers.lose(rank)]
+        first = self._first(self._departures)
+        return released + (self._placed(self.keys.lead(first)) + self._without_values() if rank < first else [])
+
+    def _placed(self, outcomes: list[Outcome]) -> list[Answer]:
+        return [
+            refuse(peer, request, outcome)
+            if isinstance(outcome, Exception)
+            else Answer(peer, request, wire.Placed(request.seq, *outcome, first=self.keys.gives(request)))
+            for (peer, request), outcome in outcomes
+        ]
+
+    def _first(self, departures: Departures) -> int:
+        """Return the worker that gives keys their first values: the lowest rank that is not lost."""
+        return next((rank for rank in self._workers if rank not in departures.lost), 0)
+
     def forget(self) -> None:
         self.keys.forget()
 
@@ -200,7 +233,7 @@ class Store:
 
     def _without(self, rank: int) -> list[Answer]:
         answers = [answer for number in self.barriers.without(rank) for answer in self._in_vain(number)]
-        return answers + self._without_values() if rank == 0 else answers
+        return answers + self._without_values() if rank == self._first(self._departures) else answers
 
     def _in_vain(self, number: int) -> list[Answer]:
         """Fail those at a barrier to which some worker will not come, or not before they have gone on."""
@@ -231,24 +264,18 @@ class Store:
         return "; ".join(reasons)
 
     def _without_values(self) -> list[Answer]:
-        """Fail the waits for first values, if worker 0 will not give them."""
+        """Fail the waits for first values, if the first worker will not give them."""
         error: Exception
-        if 0 in self._departures.known:
-            error = NodeLost("worker 0 has left the job without giving these keys their first values")
-        elif 0 in self._joins.inside and 0 not in self._departures.left:
-            error = UsageError("worker 0 has called join(), and gives no key its first value until all workers have")
+        first = self._first(self._departures)
+        if first in self._departures.known:
+            error = NodeLost(f"worker {first} has left the job without giving these keys their first values")
+        elif first in self._joins.inside and first not in self._departures.left:
+            error = UsageError(
+                f"worker {first} has called join(), and gives no key its first value until all workers have"
+            )
         else:
             return []
-        return _placed([(asker, error) for asker in self.keys.abandon()])
-
-
-def _placed(outcomes: list[Outcome]) -> list[Answer]:
-    return [
-        refuse(asker.peer, asker.request, outcome)
-        if isinstance(outcome, Exception)
-        else Answer(asker.peer, asker.request, wire.Placed(asker.request.seq, *outcome))
-        for asker, outcome in outcomes
-    ]
+        return self._placed([(asker, error) for asker in self.keys.abandon()])
 
 
 # ---- all stores
@@ -298,7 +325,10 @@ class Stores:
         if closed is None:
             return
         closed.add(rank)
-        if len(closed) < len(self._workers):
+        self._forget_if_closed(number)
+
+    def _forget_if_closed(self, number: int) -> None:
+        if not self._closed[number] or not self._closed[number] | self._departures.lost >= self._workers:
             return
         del self._closed[number]
         for ordinal in [ordinal for ordinal, other in self._numbers.items() if other == number]:
@@ -346,7 +376,7 @@ class Stores:
         if isinstance(request, wire.Declare):
             answers, error = self.of(request.store).declare(peer, request)
             return answers, None if error is None else wire.Fault(request.store, type(error).__name__, str(error))
-        if isinstance(request, wire.Ready) and node.rank == 0:
+        if isinstance(request, wire.Ready) and all(rank in self._departures.lost for rank in range(node.rank)):
             return self.of(request.store).ready(peer, request), None
         if isinstance(request, wire.Barrier):
             return self.of(request.store).barrier(peer, request, now), None
@@ -356,6 +386,13 @@ class Stores:
 
     def depart(self, ranks: Sequence[int]) -> list[Answer]:
         return [answer for store in self._stores.values() for answer in store.depart(ranks)]
+
+    def lose(self, rank: int) -> list[Answer]:
+        """Go on without a worker that is lost, as ``Departures`` knows already."""
+        answers = [answer for store in self._stores.values() for answer in store.lose(rank)]
+        for number in list(self._closed):
+            self._forget_if_closed(number)
+        return answers
 
     def explain(self, rank: int, seq: int) -> Reason:
         """Say what request ``seq`` of worker ``rank`` waits for; nothing if it does not wait in any store."""

@@ -124,7 +124,7 @@ class Updates:
             try:
                 hyper = agreed_by(contributions, bucket.segments.keys)
                 scale = 1.0
-                if self._rule.quorum is not None:  # without one, thousands of contributions need not be counted
+                if bucket.rounds.partial:  # else thousands of contributions need not be counted
                     scale = bucket.rounds.factor(sum(len(each.ranks) for each in contributions))
                 updates.append(Update(bucket, contributions, hyper, scale))
             except Mismatch as exc:

@@ -31,6 +31,7 @@ class ServedStores:
         self.open: dict[int, ServedStore] = {}
         self.recorder: Recorder | None = None
         self.grown = GrownTables()
+        self.elastic = False  # whether the job goes on without workers that are lost, worker 0 too
         self._tracer: Tracer | None = None
         self._rank = rank
         self._workers = workers
@@ -39,6 +40,7 @@ class ServedStores:
         self._openers = Openers(workers)
         self._agreements: dict[int, OptimizerAgreement] = {}
         self._departed: Collection[int] = ()
+        self._lost: Collection[int] = ()
 
     def record(self, recorder: Recorder | None) -> None:
         self.recorder = recorder
@@ -51,11 +53,20 @@ class ServedStores:
         for served in list(self.open.values()):  # the heartbeat's thread may call this
             served.tracer = tracer
 
-    def depart(self, workers: Collection[int]) -> list[Answer]:
+    def depart(self, workers: Collection[int], lost: Collection[int] = ()) -> list[Answer]:
+        """Go on without ``workers``, which have left in order, and those that are ``lost``: all until now."""
         if self.recorder is not None:
-            self.recorder.note(wire.Roster(0, sorted(workers)))
-        self._departed = workers
-        return [answer for served in self.open.values() for answer in served.depart(workers)] + self._abandoned()
+            self.recorder.note(wire.Roster(0, sorted(workers), sorted(lost)))
+        self._departed, self._lost = workers, lost
+        answers = [answer for served in self.open.values() for answer in served.depart(workers, lost)]
+        answers += [answer for agreement in self._agreements.values() for answer in agreement.lead(self._first)]
+        answers += self._abandoned()
+        return answers + [answer for store in self._openers.lose(lost) for answer in self._forget(store)]
+
+    @property
+    def _first(self) -> int:
+        """The worker that does what one does for all: the lowest rank that is not lost."""
+        return next((rank for rank in sorted(self._workers) if rank not in self._lost), 0) if self._lost else 0
 
     # ---- as a standby
 
@@ -100,7 +111,7 @@ class ServedStores:
 
     def capture(self) -> Iterator[wire.Message | Iterable[wire.Message]]:
         """Return the records that give this state to a server without one. See ``snapshot``, ``table_snapshot``."""
-        yield wire.Roster(0, sorted(self._departed))
+        yield wire.Roster(0, sorted(self._departed), sorted(self._lost))
         for store, served in self.open.items():
             openers = self._openers
             opened_by, closed_by = sorted(openers.opened_by[store]), sorted(openers.closed_by[store])
@@ -121,8 +132,10 @@ class ServedStores:
         served = self.open[store] = ServedStore(rule, self._workers, self._memory, recording, self._times, lineage)
         served.tracer = self._tracer
         served.tables.grown = self.grown
-        served.depart(self._departed)
-        self._agreements[store] = OptimizerAgreement(store, served.updates, served.set_optimizer, self._rank)
+        served.depart(self._departed, self._lost)
+        agreement = OptimizerAgreement(store, served.updates, served.set_optimizer, self._rank)
+        agreement.lead(self._first)
+        self._agreements[store] = agreement
 
     def require(self, store: int) -> ServedStore:
         served = self.open.get(store)
@@ -159,7 +172,7 @@ class ServedStores:
         served = self.require(message.store)
         if kind.values is not None:
             served.buckets.require_sound(kind.values(message))
-        if kind.zero and message.node.rank != 0:
+        if kind.zero and message.node.rank != 0 and not self.elastic:
             raise UsageError(f"only worker 0 may send {type(message).__name__}, and {message.node} did")
         done = kind.serve(served, peer, message)
         if isinstance(done, list):
@@ -173,11 +186,12 @@ class ServedStores:
             self._make(message.store, rule, message.lineage)
 
     def _close(self, message: wire.Close) -> list[Answer]:
-        if not self._openers.close(message):
-            return []
+        return self._forget(message.store) if self._openers.close(message) else []
+
+    def _forget(self, store: int) -> list[Answer]:
         wire.forget_shared()
         error = UsageError("this store has been closed by all workers")
-        return self.open.pop(message.store).close(error) + self._agreements.pop(message.store).abandon(error)
+        return self.open.pop(store).close(error) + self._agreements.pop(store).abandon(error)
 
     def _abandoned(self) -> list[Answer]:
         """Fail the calls of ``set_optimizer`` that wait for worker 0's in vain."""
@@ -231,7 +245,7 @@ class Kind(NamedTuple):
     # Returns answers, the one reply to the request, or None for an ``Ack``.
     serve: Callable[[ServedStore, bytes, Any], list[Answer] | wire.Reply | None]
     values: Callable[[Any], Collection[int]] | None = None  # the segments whose values it reads or replaces at once
-    zero: bool = False  # whether only worker 0 may send it
+    zero: bool = False  # whether only worker 0 may send it; the news that another does so instead may come later
     recorded: bool = False  # whether it is recorded as it came, once it is done
 
 
@@ -249,10 +263,11 @@ KINDS: dict[type[wire.Request], Kind] = {
     wire.FreezeTable: Kind(ServedStore.when_due, _ids),
     wire.EvictRows: Kind(ServedStore.when_due, _ids, zero=True),
     wire.Pause: Kind(ServedStore.pause),
+    wire.PassRounds: Kind(ServedStore.pass_rounds, recorded=True),
     wire.Init: Kind(lambda served, _, message: served.init(message), zero=True, recorded=True),
     wire.GetStates: Kind(lambda served, _, message: served.updates.get_states(message), _ids),
     wire.PutStates: Kind(lambda served, _, message: served.updates.put_states(message), _ids, True, True),
-    wire.Publish: Kind(lambda served, _, message: served.publishing.begin(message), _ids, zero=True),
+    wire.Publish: Kind(ServedStore.publish, _ids, zero=True),
     wire.InitTables: Kind(lambda served, _, message: served.tables.init(message), zero=True, recorded=True),
     wire.PutRows: Kind(lambda served, _, message: served.tables.put(message), _id, True, True),
     wire.PutTableRest: Kind(lambda served, _, message: served.tables.put_rest(message), _id, True, True),

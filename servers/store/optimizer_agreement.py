@@ -27,6 +27,7 @@ class OptimizerAgreement:
         self._updates = updates
         self._set_optimizer = set_optimizer
         self._rank = rank
+        self._first = 0  # whose calls take effect: worker 0, or the lowest rank that is not lost
         self._decided: dict[int, tuple[Optimizer, Exception | None, wire.SetOptimizer]] = {}
         self._waiting: dict[int, list[tuple[Call, Optimizer]]] = {}  # for worker 0's call of that version
 
@@ -38,7 +39,7 @@ class OptimizerAgreement:
         """Take a worker's call; return the answers to those that need not wait any more."""
         version, proposal = message.version, self._proposal(message)
         calls = [((peer, message), proposal)]
-        if message.node.rank == 0:
+        if message.node.rank == self._first and (self._first == 0 or version not in self._decided):
             error: Exception | None = None
             try:
                 self._set_optimizer(proposal)
@@ -56,24 +57,38 @@ class OptimizerAgreement:
         self._waiting.clear()
         return waiting
 
+    def lead(self, rank: int) -> list[Answer]:
+        """Let the calls of worker ``rank`` take effect from now on, since those before it are lost: one may wait."""
+        if rank == self._first:
+            return []
+        self._first = rank
+        answers: list[Answer] = []
+        for version in sorted(self._waiting):
+            own = next((call for call, _ in self._waiting[version] if call[1].node.rank == rank), None)
+            if own is not None:
+                self._waiting[version] = [each for each in self._waiting[version] if each[0] is not own]
+                answers += self.take(*own)
+        return answers
+
     def abandon_if_vain(self, departed: Collection[int], inside: Collection[int]) -> list[Answer]:
-        """Fail the calls that wait for worker 0's if it has left the job, or is ``inside`` ``join``."""
-        if 0 in departed:
-            return self.abandon(NodeLost("worker 0 has left the job without calling set_optimizer"))
-        if 0 in inside:
-            return self.abandon(UsageError("worker 0 is inside join(), and has not called set_optimizer"))
+        """Fail the calls that wait for the first worker's if it has left the job, or is ``inside`` ``join``."""
+        first = f"worker {self._first}"
+        if self._first in departed:
+            return self.abandon(NodeLost(f"{first} has left the job without calling set_optimizer"))
+        if self._first in inside:
+            return self.abandon(UsageError(f"{first} is inside join(), and has not called set_optimizer"))
         return []
 
     def explain(self, node: wire.Node, about: int) -> Reason:
         """Say what request ``about`` of ``node`` waits for; nothing if it is no call that waits."""
         if any(request.node == node and request.seq == about for request in self.waiting):
-            return Reason("waits for worker 0, which has not called set_optimizer", [0])
+            return Reason(f"waits for worker {self._first}, which has not called set_optimizer", [self._first])
         return Reason()
 
     def _outcome(self, version: int, proposal: Optimizer) -> Exception | None:
         decided, error, _ = self._decided[version]
         if proposal != decided:
-            return Mismatch(f"set_optimizer differs from worker 0's: {proposal} here, {decided} there")
+            return Mismatch(f"set_optimizer differs from worker {self._first}'s: {proposal} here, {decided} there")
         return error
 
     def _answer(self, peer: bytes, request: wire.SetOptimizer, error: Exception | None) -> Answer:

@@ -319,8 +319,13 @@ class Publishing:
         """The number of the newest whole version; 0 if there is none."""
         return max(self.whole, default=0)
 
-    def begin(self, message: wire.Publish) -> None:
-        """Make a version: now of what has reached its round, of the rest later."""
+    def begin(self, message: wire.Publish, succeeds: bool = False) -> None:
+        """Make a version: now of what has reached its round, of the rest later.
+
+        ``succeeds``: the worker that asks goes on for one that is lost, which may have asked for this version already.
+        """
+        if succeeds and self.lineage == message.lineage and message.number <= self._last:
+            return
         if message.number <= self._last or self.lineage not in (UNKNOWN, message.lineage):
             raise UsageError(f"version {message.number} of store {self._store} cannot follow version {self._last}")
         new: dict[int, list[PublishedValues]] = {}

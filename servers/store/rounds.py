@@ -31,12 +31,16 @@ NOBODY: frozenset[int] = frozenset()  # one for all rounds: each key has some, a
 #                                                   else it is a repeat
 #   beyond the worker's pause      n > _paused      is refused in each state             is refused
 #
+# A worker that is lost says nothing of its last push, as one that pauses does. What has come of it counts, and no round
+# waits for more. So a push of which only some servers had their parts when it died counts on these alone: to drop it
+# there, a round would have to wait on all servers until each has everything, at every step of every job.
+#
 # The calls, by the process that makes them. A standby that takes over serves from then on.
 #
-#   a server that serves   expects, contribute, complete, pause, resume, leave
+#   a server that serves   expects, contribute, complete, pause, resume, leave, lose
 #   a standby              follow: the next round alone, as each is recorded. reach: any later round, when it is handed
 #                          results, which a quorum excludes: only the record of a round says who contributed. restore:
-#                          before all else. contribute: late contributions alone. pause, resume, leave
+#                          before all else. contribute: late contributions alone. pause, resume, leave, lose
 
 
 class _OpenRound(Generic[T]):
@@ -70,6 +74,7 @@ class Rounds(Generic[T]):
         self._keep = keep
         self.share = self._number
         self._left = NOBODY
+        self._lost = NOBODY
         self._paused: dict[int, int] = {}  # by rank: the last round it is in
         self._absent = NOBODY  # the workers that are not in the next round, so that ``_enough`` costs no loop
         self._open: dict[int, _OpenRound[T]] = {}
@@ -97,6 +102,11 @@ class Rounds(Generic[T]):
         return self.version, self._followed, self._counted, self._paused
 
     @property
+    def partial(self) -> bool:
+        """Whether rounds may be over without the contribution of a worker that has not paused."""
+        return self._quorum is not None or bool(self._lost)
+
+    @property
     def clocks(self) -> Mapping[int, int]:
         """With a quorum, by rank, the last push that counts; else empty."""
         return self._counted
@@ -109,12 +119,12 @@ class Rounds(Generic[T]):
     @property
     def settled(self) -> bool:
         """Whether the rounds up to the last push of every worker that pauses are over; True if not all pause."""
-        return len(self._paused) < self._number or self.version >= max(self._paused.values())
+        return len(self._paused) + len(self._lost) < self._number or self.version >= max(self._paused.values())
 
     def copy(self) -> Rounds[T]:
         made: Rounds[T] = Rounds(self._workers, self.version, self._quorum, self._keep)
         made._paused = dict(self._paused)
-        made._left = self._left
+        made._left, made._lost = self._left, self._lost
         made._counted = dict(self._counted)
         made._followed = self._followed
         made._look()
@@ -171,7 +181,7 @@ class Rounds(Generic[T]):
     def complete(self) -> list[T] | None:
         """Close the next round if it is complete; return its contributions by first ranks, late ones last."""
         round_ = self._open.get(self.version + 1)
-        if round_ is None or len(round_.ranks) < self._enough():
+        if round_ is None or not self._is_complete(round_):
             return None
         self.version += 1
         if self._quorum is not None:
@@ -191,9 +201,9 @@ class Rounds(Generic[T]):
     def factor(self, contributors: int) -> float:
         """Return the factor for the sum of the last round, to which so many workers have contributed.
 
-        With a quorum it is as if each worker of the round had contributed.
+        With a quorum, and without workers that are lost, it is as if each worker of the round had contributed.
         """
-        return 1.0 if self._quorum is None else self.share / contributors
+        return self.share / contributors if self.partial else 1.0
 
     def follow(self, version: int, contributors: Collection[int] = ()) -> None:
         """Close the next round, which is ``version``, as another server has."""
@@ -211,6 +221,12 @@ class Rounds(Generic[T]):
         if self._paused:
             self._look()
 
+    def pass_to(self, clock: int) -> None:
+        """Be at ``clock`` at least, where everybody goes on from a join: nobody is in the rounds up to there."""
+        self.version = max(clock, self.version)
+        self._open = {number: round_ for number, round_ in self._open.items() if number > self.version}
+        self._look()
+
     def restore(self, version: int, clocks: Mapping[int, int]) -> None:
         """Be at ``version``, as another server is, whose ``clocks`` these are."""
         self.version = self._followed = version
@@ -219,7 +235,7 @@ class Rounds(Generic[T]):
     def missing(self, clock: int) -> dict[int, int]:
         """Return which workers round ``clock`` waits for: by rank, the first round that lacks its contribution."""
         missing: dict[int, int] = {}
-        others, number = self._workers - self._left, self.version + 1
+        others, number = self._workers - self._left - self._lost, self.version + 1
         while others and number <= clock:
             lacking = others.difference(self._open[number].ranks if number in self._open else ())
             missing.update((rank, number) for rank in lacking if number <= self._paused.get(rank, number))
@@ -231,6 +247,13 @@ class Rounds(Generic[T]):
         if self._quorum is not None:
             self._left = self._workers.intersection(ranks) or NOBODY
             self._look()
+
+    def lose(self, ranks: Collection[int]) -> None:
+        """Note which workers are lost. Rounds go on without them, and what has come of them counts."""
+        self._lost = self._workers.intersection(ranks) or NOBODY
+        for rank in self._lost:
+            self._paused.pop(rank, None)
+        self._look()
 
     def pause(self, rank: int, clock: int) -> None:
         """Take ``rank`` out of the rounds after ``clock``."""
@@ -256,14 +279,18 @@ class Rounds(Generic[T]):
     def _beyond(self, ranks: Sequence[int], clock: int) -> bool:
         return any(clock > self._paused.get(rank, clock) for rank in ranks)
 
+    def _is_complete(self, round_: _OpenRound[T]) -> bool:
+        return len(round_.ranks) - len(self._lost & round_.ranks) >= self._enough()
+
     def _enough(self) -> int:
         """Return how many contributions complete the next round."""
         within = self._number - len(self._absent)
         return within if self._quorum is None else max(1, min(self._quorum, within))
 
     def _look(self) -> None:
-        """Find the workers that are not in the next round: they pause before it, or have left."""
-        self._absent = self._left.union(rank for rank, last in self._paused.items() if last <= self.version) or NOBODY
+        """Find the workers that are not in the next round: they pause before it, have left, or are lost."""
+        paused = (rank for rank, last in self._paused.items() if last <= self.version)
+        self._absent = self._left.union(self._lost, paused) or NOBODY
 
 
 class WorkerClocks(Generic[T]):
@@ -276,6 +303,7 @@ class WorkerClocks(Generic[T]):
 
     idle = True
     settled = True
+    partial = False
     version: int
 
     def __init__(self, workers: Collection[int], clocks: dict[int, int] | None = None) -> None:
@@ -345,6 +373,13 @@ class WorkerClocks(Generic[T]):
 
     def factor(self, contributors: int) -> float:
         return 1.0
+
+    def lose(self, ranks: Collection[int]) -> None:
+        """Go on without workers that are lost, as without those that have left."""
+        self.leave(ranks)
+
+    def pass_to(self, clock: int) -> None:
+        """Do nothing: here no round waits for anybody."""
 
     def missing(self, clock: int) -> dict[int, int]:
         """Return the workers that have pushed less often than ``clock``: by rank, the first push that is missing."""

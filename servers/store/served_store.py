@@ -263,6 +263,9 @@ class ServedStore:
             self.buckets.table(message.id)
         return self._answer(self.waiting.park(peer, message))
 
+    def publish(self, _: bytes, message: wire.Publish) -> None:
+        self.publishing.begin(message, bool(self.waiting.lost))
+
     def set_optimizer(self, optimizer: Optimizer) -> None:
         use = self.tables.updaters(optimizer)
         self.updates.set_optimizer(optimizer)
@@ -274,12 +277,14 @@ class ServedStore:
         waiters = [(waiter.peer, waiter.request) for waiter in parked] + inside_join
         return [refuse(peer, request, error) for peer, request in waiters]
 
-    def depart(self, workers: Collection[int]) -> list[Answer]:
-        self.waiting.depart(workers)
-        self.tables.freezes.depart(workers)
+    def depart(self, workers: Collection[int], lost: Collection[int] = ()) -> list[Answer]:
+        """Go on without ``workers``, which have left in order, and those that are ``lost``: all until now."""
+        self.waiting.depart(workers, lost)
+        self.tables.freezes.depart([*workers, *lost])
         targets = self.buckets.targets()
         for target in targets:
             target.rounds.leave(self.waiting.departed)
+            target.rounds.lose(self.waiting.lost)
         return self._without_pushes(targets)
 
     def pause(self, peer: bytes, message: wire.Pause) -> list[Answer]:
@@ -295,6 +300,17 @@ class ServedStore:
             if target.ids[0] in clocks:
                 target.rounds.pause(message.node.rank, clocks[target.ids[0]])
         return self._without_pushes(targets)
+
+    def pass_rounds(self, peer: bytes, message: wire.PassRounds) -> list[Answer]:
+        """Be where everybody goes on from a join, which on this server had fewer rounds: of a worker that is lost."""
+        if not self._knows or not self.waiting.lost:
+            raise UsageError("rounds are passed only where a worker is lost, in stores whose rounds need all workers")
+        clocks = dict(zip(message.ids, message.clocks, strict=True))
+        self.buckets.apart(clocks)
+        targets = self.buckets.targets_of(message.ids)
+        for target in targets:
+            target.rounds.pass_to(clocks[target.ids[0]])
+        return [Answer(peer, message, wire.Ack(message.seq)), *self._answer(self.waiting.release(targets, {}))]
 
     # ---- as a standby
 
@@ -463,6 +479,7 @@ class ServedStore:
         else:
             made = Rounds(self._workers, 0, self.rule.quorum, self.rule.late == "keep")
         made.leave(self.waiting.departed)
+        made.lose(self.waiting.lost)
         return made
 
 

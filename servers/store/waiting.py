@@ -2,8 +2,9 @@
 
 ``Waiting`` says which requests wait no more, and why; ``ServedStore`` answers them.
 
-Nobody on the server ends a waiting call when a worker dies. The scheduler tells the waiting worker, and ``Client.fail``
-ends the call there. The server could not decide it: a worker that is silent here may be alive, and its round may close.
+Nobody on the server ends a waiting call when a worker dies, unless the job goes on without it: then ``lost`` says so,
+and rounds are over without it. Else the scheduler tells the waiting worker, and ``Client.fail`` ends the call there.
+The server could not decide it: a worker that is silent here may be alive, and its round may close.
 """
 
 from __future__ import annotations
@@ -92,6 +93,12 @@ class Pauses:
             if any(clock > paused.clocks.get(number, 0) for number, clock in zip(push.ids, clocks, strict=True)):
                 raise UsageError(f"worker {rank} is inside join(), and must not push before all workers are")
 
+    def lose(self, rank: int) -> None:
+        """Forget that a worker pauses that is lost: it will not go on when the others do."""
+        paused = self._paused.pop(rank, None)
+        if paused is not None:
+            self._known.subtract(paused.clocks.keys())
+
     def end(self) -> list[tuple[bytes, wire.Pause]]:
         """Return, and forget, the requests of all workers that pause, with their links, in the order of ranks."""
         everyone = [(paused.peer, paused.request) for _, paused in sorted(self._paused.items())]
@@ -119,7 +126,8 @@ class Pauses:
 #   an update may be half made                         give_up_hopeless, park             WeightsInDoubt
 #   all workers are inside join, or one has left       end_join                           Resume, or NodeLost
 #   the store is closed                                close                              UsageError
-#   a worker, or this server, dies                     in the worker: ``Client.fail``     none
+#   a worker dies, and the job goes on without it      ``ServedStore.depart``, release     as its rounds are over
+#   a worker, or this server, dies, and the job fails  in the worker: ``Client.fail``     none
 
 
 class Waiting:
@@ -128,11 +136,13 @@ class Waiting:
     Attributes:
         pauses: the workers inside ``join``.
         departed: the workers that have left in order.
+        lost: the workers that have died, and without which the job goes on.
     """
 
     def __init__(self, rule: Rule, workers: frozenset[int], buckets: Buckets, times: ArrivalTimes) -> None:
         self.pauses = Pauses()
         self.departed: frozenset[int] = frozenset()
+        self.lost: frozenset[int] = frozenset()
         self._rule = rule
         self._needs_all = rule.mode == "sync" and rule.quorum is None  # rounds wait for workers that have left, too
         self._workers = workers
@@ -183,8 +193,10 @@ class Waiting:
                 ready.append(parked)
         return ready
 
-    def depart(self, workers: Collection[int]) -> None:
-        self.departed = frozenset(workers)
+    def depart(self, workers: Collection[int], lost: Collection[int]) -> None:
+        self.departed, self.lost = frozenset(workers), frozenset(lost)
+        for rank in self.lost & self.pauses.ranks:
+            self.pauses.lose(rank)
 
     def give_up_hopeless(self) -> list[ParkedRequest]:
         """Give up, and return with their errors, the requests that wait in vain.
@@ -205,14 +217,14 @@ class Waiting:
         Returns:
             The requests of the workers inside, with their links; the rank that has pushed most; why they cannot go on.
         """
-        inside = self.pauses.ranks
-        if not inside or (len(inside) + len(self.departed) < len(self._workers) and not self._needs_all):
+        inside, expected = self.pauses.ranks, len(self._workers) - len(self.lost)
+        if not inside or (len(inside) + len(self.departed) < expected and not self._needs_all):
             return None
         gone = self.departed - inside
         error = None
         if gone and self._needs_all:
             error = NodeLost(f"{name('worker', gone)} {have(gone)} left the job without join()")
-        elif len(inside) + len(gone) < len(self._workers) or not self._settled():
+        elif len(inside) + len(gone) < expected or not self._settled():
             return None
         last = self.pauses.last
         return self.pauses.end(), last, error
@@ -227,7 +239,7 @@ class Waiting:
         """Say what request ``about`` of ``node`` waits for; nothing if it does not wait."""
         parked = self._parked.get((node, about))
         if parked is None:
-            return self.pauses.explain(node, about, self._workers)
+            return self.pauses.explain(node, about, self._workers - self.lost)
         missing = self._missing(parked.request, lambda *_: True)
         return Reason(f"waits for {_words(missing)}", {rank for rank, _ in missing})
 

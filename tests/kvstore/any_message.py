@@ -109,6 +109,7 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "servers": lambda: some(text if get_args(hint)[:1] == (list[str],) else st.integers(0, 4096), size),
         "worker_keys": lambda: some(st.text(max_size=40), size),
         "departed": lambda: some(st.integers(0, 4096), size, unique=True).map(sorted),
+        "lost": lambda: some(st.integers(0, 4096), size, unique=True).map(sorted),
         "kinds": lambda: some(st.integers(0, max(0, size - 1)), size),
         "counts": lambda: some(st.just(1), size),
         "starts": lambda: some(st.integers(0, 2**48), size),

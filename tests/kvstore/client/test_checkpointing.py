@@ -347,7 +347,17 @@ def test_each_meeting_has_the_decisions_of_that_meeting() -> None:
         first = meetings.meet(end.rank == 1, *((4, 20) if end.rank == 0 else (0, 0)))
         return [first, meetings.meet(True, *((0, 30) if end.rank == 0 else (0, 0)))]
 
-    assert together(work) == [[(4, 20, [1]), (0, 30, [0, 1])]] * 2
+    assert together(work) == [[(4, 20, 0, [1]), (0, 30, 0, [0, 1])]] * 2
+
+
+def test_where_two_decide_all_take_the_lower_rank_and_nobody_if_none_does() -> None:
+    def work(end: End) -> list[Any]:
+        meetings = Meetings(end, end.rank, 2)
+        both = meetings.meet(False, 4 + end.rank, 20 + end.rank)
+        alone = meetings.meet(False, *((6, 30) if end.rank == 1 else (0, 0)))
+        return [both, alone, meetings.meet(False, 0, 0)]
+
+    assert together(work) == [[(4, 20, 0, []), (6, 30, 1, []), (0, 0, 0, [])]] * 2
 
 
 def test_all_hear_which_worker_fails_first_and_why() -> None:
@@ -399,7 +409,7 @@ class Compressed(TrainedStore):
 
 def part(rank: int) -> WorkerPart:
     """The part of a worker with a model, which is shared, and a sampler."""
-    own = WorkerPart(rank)
+    own = WorkerPart(rank, lambda: rank == 0)
     own.attach("model", Holder({"weight": torch.ones(3)}), shared=True)
     own.attach("sampler", Holder({"seed": rank}), shared=False)
     return own
@@ -423,7 +433,7 @@ def test_what_is_shared_is_saved_by_worker_0_alone(tmp_path: Path) -> None:
 
 
 def test_residuals_are_named_by_their_store(tmp_path: Path) -> None:
-    own, stores = WorkerPart(1), [Compressed()]
+    own, stores = WorkerPart(1, lambda: False), [Compressed()]
     assert not own.has_own([])
     assert own.has_own(stores)
     assert not own.has_shared
@@ -432,7 +442,7 @@ def test_residuals_are_named_by_their_store(tmp_path: Path) -> None:
 
 
 def test_whose_things_count() -> None:
-    own = WorkerPart(1)
+    own = WorkerPart(1, lambda: False)
     own.attach("model", Holder({}), shared=True)
     assert own.has_shared
     assert not own.has_own([])
@@ -442,7 +452,7 @@ def test_whose_things_count() -> None:
 
 def test_the_state_is_that_of_the_call(tmp_path: Path) -> None:
     weight = torch.ones(3)
-    own = WorkerPart(0)
+    own = WorkerPart(0, lambda: True)
     own.attach("model", Holder({"weight": weight}), shared=True)
     own.copy(tmp_path, [])
     weight.zero_()

@@ -79,7 +79,7 @@ def test_keys_are_where_the_scheduler_says() -> None:
         return wire.Ack(request.seq)
 
     session = PlayedSession(answer=answer)
-    entries = made(session).declare(["cut", "w"], [0, 1], list(SPECS.values()), 5, 100)
+    entries, _ = made(session).declare(["cut", "w"], [0, 1], list(SPECS.values()), 5, 100)
     ((_, message),) = session.asked
     assert (message.keys, message.shapes, message.bound, message.longest) == (["cut", "w"], [[6], [2]], 5, 100)
     assert [(s.id, s.server, s.start, s.stop) for s in entries["cut"].segments] == [(4, 0, 0, 3), (5, 1, 3, 6)]

@@ -350,9 +350,9 @@ def test_what_lists_refer_to_must_be_there() -> None:
 @pytest.mark.parametrize("counts", [[1], [2, 1], [1, 1, 1]])
 def test_as_many_segments_come_as_are_announced(counts: list[int]) -> None:
     columns = [[0, 1], [0, 0], [0, 0], [1, 1]]
-    wire.decode([msgpack.packb([wire.VERSION, 16, 1, [2], *columns])])
+    wire.decode([msgpack.packb([wire.VERSION, 16, 1, [2], *columns, False])])
     with pytest.raises(WireError, match="segments, as ``counts`` says, got 2"):
-        wire.decode([msgpack.packb([wire.VERSION, 16, 1, counts, *columns])])
+        wire.decode([msgpack.packb([wire.VERSION, 16, 1, counts, *columns, False])])
 
 
 def test_the_longest_answers_that_are_meant_are_not_too_long() -> None:

@@ -191,7 +191,8 @@ def test_members_are_counted_through_all_that_happens_to_them():
 
 
 def test_nothing_follows_the_end():
-    assert {before for before, _ in NEXT} == {MemberState.JOINED, MemberState.READY}
+    ends = {before for before, _ in NEXT} - {MemberState.JOINED, MemberState.READY}
+    assert {(before, event) for before, event in NEXT if before in ends} == {(MemberState.LEFT, MemberEvent.FAILS)}
     assert NEXT[MemberState.READY, MemberEvent.LEAVES] is MemberState.LEFT
     assert NEXT[MemberState.READY, MemberEvent.DIES] is MemberState.LOST
 
@@ -362,14 +363,16 @@ def test_news_go_once_over_each_link_but_the_end_at_each_beat():
     sent: list[wire.Message] = []
     rosters = Rosters(lambda peer, message: sent.append(message))
     member = JobMember("server", 1, 0, "here", b"link", 1)
-    rosters.change([3, 1], over=False)
+    departures = Departures(0.0)
+    departures.known |= {3, 1}
+    rosters.change(departures, over=False)
     rosters.inform(member)
     assert sent == [], "it has not beaten yet"
     member.peer = b"beats"
     for _ in range(2):
         rosters.inform(member)
     assert sent == [wire.Roster(1, [1, 3])]
-    rosters.change([0, 1, 3], over=True)
+    rosters.change(departures, over=True)
     for _ in range(2):
         rosters.inform(member)
     assert (sent[1:], rosters.over) == ([wire.Stop(), wire.Stop()], True)
@@ -443,8 +446,9 @@ class Losing:
             members.join(member)
         members.settle(0.0)
         links = ReplyLinks(Door({b"launcher": "root", b"worker 1": "key 1"}))
+        self.without: list[int] = []
         self.failure = JobFailure(members, tell, lambda now, line: None)
-        self.losses = Losses(members, links, Failover(members, tell), "root", self.failure)
+        self.losses = Losses(members, links, Failover(members, tell), "root", self.failure, 0, self.without.append)
 
 
 def test_reports_fail_the_job_by_name_and_only_the_launcher_may_report():
