@@ -364,6 +364,7 @@ def _terms(asker: Pushed) -> tuple[Any, ...]:
     return (
         request.lr,
         request.rescale,
+        request.weight,
         repr(request.changes),
         repr(request.encode),
         repr(request.back),

@@ -17,6 +17,7 @@ from servers.names import have, name
 from servers.requests.openers import Openers
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer
+from servers.store.grace import Grace
 from servers.store.lateness import ArrivalTimes
 from servers.store.optimizer_agreement import OptimizerAgreement
 from servers.store.recording import Recorder, Recording, grouped_record
@@ -31,6 +32,7 @@ class ServedStores:
         self.open: dict[int, ServedStore] = {}
         self.recorder: Recorder | None = None
         self.grown = GrownTables()
+        self._graces: list[Grace] = []  # of the open stores that have one: ``due`` is asked before each message
         self._tracer: Tracer | None = None
         self._rank = rank
         self._workers = workers
@@ -39,6 +41,15 @@ class ServedStores:
         self._openers = Openers(workers)
         self._agreements: dict[int, OptimizerAgreement] = {}
         self._departed: Collection[int] = ()
+
+    def due(self) -> float | None:
+        """Return when ``tick`` has something to do; None if nothing waits for the time."""
+        return (
+            min((grace.due for grace in self._graces if grace.due is not None), default=None) if self._graces else None
+        )
+
+    def tick(self) -> list[Answer]:
+        return [answer for served in self.open.values() for answer in served.tick()]
 
     def record(self, recorder: Recorder | None) -> None:
         self.recorder = recorder
@@ -122,6 +133,7 @@ class ServedStores:
         served.tracer = self._tracer
         served.tables.grown = self.grown
         served.depart(self._departed)
+        self._look_for_graces()
         self._agreements[store] = OptimizerAgreement(store, served.updates, served.set_optimizer, self._rank)
 
     def require(self, store: int) -> ServedStore:
@@ -177,7 +189,12 @@ class ServedStores:
             return []
         wire.forget_shared()
         error = UsageError("this store has been closed by all workers")
-        return self.open.pop(message.store).close(error) + self._agreements.pop(message.store).abandon(error)
+        closed = self.open.pop(message.store)
+        self._look_for_graces()
+        return closed.close(error) + self._agreements.pop(message.store).abandon(error)
+
+    def _look_for_graces(self) -> None:
+        self._graces = [served.grace for served in self.open.values() if served.grace is not None]
 
     def _abandoned(self) -> list[Answer]:
         """Fail the calls of ``set_optimizer`` that wait for worker 0's in vain."""

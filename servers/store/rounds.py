@@ -188,12 +188,20 @@ class Rounds(Generic[T]):
             self._late.clear()
         return contributions
 
-    def factor(self, contributors: int) -> float:
+    def factor(self, contributors: float, weighed: bool = False) -> float:
         """Return the factor for the sum of the last round, to which so many workers have contributed.
 
-        With a quorum it is as if each worker of the round had contributed.
+        With a quorum it is as if each worker of the round had contributed. It is so if the sum is ``weighed``, too:
+        then ``contributors`` is the sum of their weights.
         """
-        return 1.0 if self._quorum is None else self.share / contributors
+        return 1.0 if self._quorum is None and not weighed else self.share / contributors
+
+    def awaited(self) -> Collection[int] | None:
+        """Return whom the next round lacks, which is complete without them; None if it is not complete."""
+        round_ = self._open.get(self.version + 1)
+        if round_ is None or len(round_.ranks) < self._enough():
+            return None
+        return self._workers.difference(round_.ranks, self._absent)
 
     def follow(self, version: int, contributors: Collection[int] = ()) -> None:
         """Close the next round, which is ``version``, as another server has."""
@@ -340,10 +348,13 @@ class WorkerClocks(Generic[T]):
             self.version = min(self._counts)
         return True
 
+    def awaited(self) -> None:
+        return None
+
     def complete(self) -> list[T] | None:
         return None
 
-    def factor(self, contributors: int) -> float:
+    def factor(self, contributors: float, weighed: bool = False) -> float:
         return 1.0
 
     def missing(self, clock: int) -> dict[int, int]:
