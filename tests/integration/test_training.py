@@ -150,7 +150,7 @@ def test_a_learner_of_half_the_speed_holds_up_nobody(tmp_path: Path) -> None:
     assert one["values"] == two["values"] == slow["values"]
     assert slow["late"] > 0
     assert (one["rounds"], two["rounds"], slow["rounds"]) == (30, 30, 15)
-    # A third of all outer gradients is 480. A step that lacks the slow one is 16, not 32 / 3, and one with it at most 24.
+    # A third of all outer gradients is 480. A step without the slow one is 16, not 32 / 3, and with it at most 24.
     assert all(440 < -value < 900 for value in slow["values"])
 
 

@@ -103,6 +103,23 @@ def test_a_spread_does_not_take_more_time_than_the_store_allows() -> None:
     assert played.grace.seconds([3]) == 10
 
 
+def test_one_or_two_times_say_too_little() -> None:
+    played = Played(10.0)
+    for waits in (10, 10, 2):
+        played.round({0: 0, 1: 0, 2: 0, 3: 1})
+        assert played.grace.seconds([3]) == waits
+
+
+def test_a_worker_that_has_become_slower_is_waited_for_again() -> None:
+    played = Played(10.0)
+    for late in [1] * RECENT + [4] * (RECENT // 2):
+        played.round({0: 0, 1: 0, 2: 0, 3: late})
+    assert played.grace.seconds([3]) == 2, "a few late pushes are few times, and no misses besides"
+    played.round({0: 0, 1: 0, 2: 0, 3: 4})
+    assert played.grace.seconds([3]) == 5
+    assert played.round({0: 0, 1: 0, 2: 0, 3: 4.5})[1] == [0, 1, 2, 3]
+
+
 def test_who_never_comes_costs_a_few_waits_and_is_waited_for_again_when_it_is_back() -> None:
     played = Played(10.0)
     for _ in range(RECENT):
@@ -132,8 +149,9 @@ def test_a_push_of_long_ago_tells_nothing() -> None:
         played.round({0: 0, 1: 0, 2: 0})
     assert played.grace.seconds([3]) == 0
     played.now += 5
-    played.push(3, 1)  # of a round whose time is forgotten
-    assert played.grace.seconds([3]) == 0
+    for clock in range(1, RECENT + 1):  # of rounds whose times are forgotten
+        played.push(3, clock)
+    assert played.grace.seconds([3]) == 1, "it is there again, and nobody knows how late it may be"
 
 
 def test_nobody_waits_for_those_that_have_no_more_to_contribute() -> None:

@@ -153,6 +153,7 @@ def late_once(pair: ThreadedJob, rule: Rule, samples: tuple[int | None, int | No
 
     def work(store: DistStore) -> list[float]:
         outer, param = learner(store, 2, weight="samples" if samples[0] else None)
+        store.barrier()  # one that has its first values after a round takes part from the next one on
         seen = []
         for turn, rank in enumerate((0, 1, 0)):
             if rank == store.rank:
