@@ -14,7 +14,7 @@ from simulation.network import Weather
 from kvstore.client import DistStore
 from kvstore.rule import Rule
 from servers.store.array_updates import Updates
-from servers.store.grace import Grace
+from servers.store.grace import FEW, Grace
 from servers.store.rounds import Rounds
 from workers import DiLoCo
 
@@ -61,11 +61,16 @@ def run(
     seed: int = 0,
     replicas: int = 0,
     kill_at: int = 0,
+    kill_s: float = 0.0,
     **options: Any,
 ) -> Outcome:
     """Run learners, of which each takes so many seconds for a period of two steps, and makes so many periods.
 
     Each returns its last weights, and how many virtual seconds it has trained.
+
+    Args:
+        kill_at: after which delivery server 0 is killed.
+        kill_s: or how long after the training has begun; its standby then hears from it half a second late.
     """
     job = SimulatedJob(
         *(seed, weather, len(paces)), rule=rule, bigarray_bound=1000, replicas=replicas, restarts=5 * replicas
@@ -80,6 +85,9 @@ def run(
         task = job.world.current
         assert task is not None
         began = job.world.now
+        if kill_s and not rank:
+            job.network.late_s["server 0", "standby 0"] = 0.5
+            job.world.after(kill_s, lambda: job.kill("server 0"))
         for _ in range(2 * periods[rank]):
             task.wait(paces[rank] / 2)
             for param in params.values():
@@ -174,6 +182,21 @@ def test_what_is_dropped_counts_nowhere(closed: Closed) -> None:
     require_even(run(Rule(quorum=2, grace=0.1), [1.0, 1.0, 2.0], [10, 10, 5]))
     assert late(closed) == 0
     assert all(len(found) == len({each.rank for each in found}) for found in closed.values())
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_a_grace_is_over_in_time(replicas: int) -> None:
+    """Learner 2 comes once, much later: the others wait for it a few times, each time for the whole grace."""
+    took = require_even(run(Rule(**KEEP, grace=0.3), [1.0, 1.0, 20.0], [FEW + 2, FEW + 2, 1], replicas=replicas))
+    assert took[:2] == pytest.approx([FEW * 1.3 + 2] * 2, abs=0.1)
+
+
+@pytest.mark.parametrize("kill_s", [1.25, 1.35, 1.45])
+def test_what_a_grace_has_ended_is_not_told_before_the_standby_has_it(kill_s: float) -> None:
+    """The first round is closed after 1.3 s. Server 0 dies before that, and while its record is on its way."""
+    rule = Rule(**KEEP, grace=0.3)
+    took = require_even(run(rule, [1.0, 1.0, 9.0], [4, 4, 1], replicas=1, kill_s=kill_s))
+    assert max(took[:2]) < 15
 
 
 @pytest.mark.parametrize("at", range(150, 490, 60))
