@@ -419,20 +419,27 @@ def plain_diloco(store: kv.KVStore, model: nn.Module, data: Any, epochs: int, **
         for inputs, labels in data:
             inner.zero_grad()
             nn.functional.cross_entropy(model(inputs), labels).backward()
-            outer.step()
+            outer.step(samples=len(labels))
         outer.finish()
 
 
-@pytest.mark.parametrize("options", [{"inner_steps": 4}, STREAMING], ids=["whole", "streaming"])
+@pytest.mark.parametrize(
+    "options",
+    [{"inner_steps": 4}, STREAMING, {"inner_steps": 2, "weight": "samples"}],
+    ids=["whole", "streaming", "by samples"],
+)
 def test_it_is_the_plain_loop(pair: ThreadedJob, options: dict[str, Any]) -> None:
+    def data(rank: int) -> Any:
+        return loader(40, 4 + 2 * rank * ("weight" in options), 2, rank)
+
     def with_fit(store: kv.KVStore, reducer: Reducer) -> dict[str, torch.Tensor]:
         model = network(seed=store.rank, batch_norm=False)
-        fit(model, loader(40, 4, 2, store.rank), num_epoch=2, kvstore=store, reducer=reducer, diloco=options, **ADAM)
+        fit(model, data(store.rank), num_epoch=2, kvstore=store, reducer=reducer, diloco=options, **ADAM)
         return state(model)
 
     def with_loop(store: kv.KVStore, reducer: Reducer) -> dict[str, torch.Tensor]:
         model = network(seed=store.rank, batch_norm=False)
-        plain_diloco(store, model, loader(40, 4, 2, store.rank), 2, **options)
+        plain_diloco(store, model, data(store.rank), 2, **options)
         return state(model)
 
     fitted, looped = run(pair, with_fit), run(pair, with_loop)
