@@ -397,7 +397,10 @@ class ServedStore:
         if self.grace is None or self.grace.due is None or self._times.now < self.grace.due:
             return []
         self.grace.due = None
-        return self._advance(self.buckets.targets()) + self._resume()
+        targets = self.buckets.targets()
+        answers = self._advance(targets) + self._resume()
+        self._times.closed(targets)
+        return answers
 
     def _without_pushes(self, targets: Sequence[AnyTarget]) -> list[Answer]:
         """Go on now that workers will not push for some time, or ever: close rounds, and give up what waits in vain."""

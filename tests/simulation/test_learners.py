@@ -12,6 +12,7 @@ from simulation.job import Outcome, SimulatedJob
 from simulation.network import Weather
 
 from kvstore.client import DistStore
+from kvstore.member.mutual_waits import LOOK_S
 from kvstore.rule import Rule
 from servers.store.array_updates import Updates
 from servers.store.grace import FEW, Grace
@@ -203,6 +204,21 @@ def test_what_a_grace_has_ended_is_not_told_before_the_standby_has_it(kill_s: fl
 def test_a_server_that_dies_costs_nothing_but_time(at: int) -> None:
     took = require_even(run(Rule(**KEEP, grace=0.2), [0.5, 0.5, 1.0], [6, 6, 3], replicas=1, kill_at=at))
     assert max(took) < 30
+
+
+def test_a_worker_that_waits_for_those_in_the_grace_is_no_deadlock() -> None:
+    """Worker 2 waits for the others, whose round waits for it: until the grace is over, though that is long."""
+    job = SimulatedJob(0, CALM, 3, rule=Rule(quorum=2, grace=3 * LOOK_S))
+
+    def program(store: DistStore) -> None:
+        store.init("w", torch.zeros(1))
+        if store.rank < 2:
+            store.pushpull("w", torch.ones(1), torch.zeros(1))
+        store.barrier()
+
+    outcome = job.run(program)
+    assert not outcome.errors, outcome.errors
+    assert outcome.worked_s == pytest.approx(3 * LOOK_S, abs=1.0)
 
 
 # ---- what is broken is found

@@ -210,6 +210,18 @@ def test_a_round_is_closed_when_its_grace_is_over() -> None:
     assert replies == {(2, late.seq): wire.Ack(late.seq, 1)}
 
 
+def test_nobody_came_last_to_a_round_that_its_grace_has_ended() -> None:
+    desk, a, b, _ = graced().and_workers()
+    for worker in (a, b):
+        push(desk, worker, 1)
+    desk.shard.tick(110.0)
+    push(desk, a, 1, clock=2, now=111.0)
+    assert desk.shard.times.lateness.waves == 0
+    push(desk, b, 1, clock=2, now=112.0)
+    push(desk, desk.workers[2], 1, clock=2, now=113.0)
+    assert desk.shard.times.lateness.came_last == [0, 0, 1]
+
+
 def test_the_last_one_ends_the_grace() -> None:
     desk, a, b, c = graced().and_workers()
     for worker in (a, b):
@@ -224,7 +236,9 @@ def test_who_waits_in_the_grace_hears_for_whom() -> None:
     desk, a, b, _ = graced().and_workers()
     waiting, _ = push(desk, a, 1)
     push(desk, b, 1)
-    assert desk.reply(a, a.explain(waiting.seq)).text == "waits for worker 2, whose push 1 of 'k1' is missing"
+    reply = desk.reply(a, a.explain(waiting.seq))
+    text = "waits for worker 2, whose push 1 of 'k1' is missing, until the grace of the round is over"
+    assert (reply.text, reply.missing) == (text, [])
 
 
 @pytest.mark.parametrize("how", ["join", "departure"])
