@@ -63,6 +63,7 @@ def run(
     replicas: int = 0,
     kill_at: int = 0,
     kill_s: float = 0.0,
+    hosts: Sequence[Sequence[int]] = (),
     **options: Any,
 ) -> Outcome:
     """Run learners, of which each takes so many seconds for a period of two steps, and makes so many periods.
@@ -71,10 +72,15 @@ def run(
 
     Args:
         kill_at: after which delivery server 0 is killed.
+        hosts: the workers of each host that has an aggregator.
         kill_s: or how long after the training has begun; its standby then hears from it half a second late.
     """
     job = SimulatedJob(
-        *(seed, weather, len(paces)), rule=rule, bigarray_bound=1000, replicas=replicas, restarts=5 * replicas
+        *(seed, weather, len(paces), 2, hosts),
+        rule=rule,
+        bigarray_bound=1000,
+        replicas=replicas,
+        restarts=5 * replicas,
     )
 
     def program(store: DistStore) -> Any:
@@ -177,6 +183,13 @@ def test_rough_links_lose_and_double_nothing(closed: Closed, seed: int, options:
     require_even(run(rule, [0.5, 0.6, 1.1], [8, 7, 5], ROUGH, seed, **options))
     if not options:  # fragments have different samples at the end
         require_once(closed, [8, 7, 5])
+
+
+def test_learners_of_hosts_with_aggregators_count_once(closed: Closed) -> None:
+    took = require_even(run(Rule(**KEEP, grace=0.2), [1.0, 1.0, 2.0, 2.1], [8, 8, 4, 4], hosts=[[0, 2], [1, 3]]))
+    require_once(closed, [8, 8, 4, 4])
+    assert late(closed) > 0
+    assert max(took[:2]) < 8 * 1.5
 
 
 def test_what_is_dropped_counts_nowhere(closed: Closed) -> None:

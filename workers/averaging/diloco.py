@@ -407,7 +407,8 @@ class DiLoCo(Stepper):
 
         Workers may have made different numbers of steps. One that has finished is out of the others' rounds, as after
         ``KVStore.join``: it counts as a worker whose weights have not changed. Training may go on afterwards; a new
-        period then begins.
+        period then begins. With a ``quorum``, what came late in the last outer step before this counts in the first
+        one after it.
 
         Args:
             timeout: how long to wait for workers that have more steps to make, in seconds; None for the store's

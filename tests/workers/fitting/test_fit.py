@@ -449,6 +449,16 @@ def test_it_is_the_plain_loop(pair: ThreadedJob, options: dict[str, Any]) -> Non
             torch.testing.assert_close(mine[name], theirs[name], rtol=0, atol=1e-6)
 
 
+def test_diloco_with_a_quorum(pair: ThreadedJob) -> None:
+    def work(store: kv.KVStore, reducer: Reducer) -> dict[str, torch.Tensor]:
+        model, data = network(seed=store.rank, batch_norm=False), loader(40, 4, 2, store.rank)
+        options = {"inner_steps": 2, "weight": "samples"}
+        fit(model, data, data, num_epoch=2, kvstore=store, reducer=reducer, diloco=options, **ADAM)
+        return state(model)
+
+    assert same_bits(*run(pair, work, quorum=1, late="keep", grace=0.01))
+
+
 @pytest.mark.parametrize("how", [{}, {"compression_params": {"type": "int8"}}], ids=["plain", "int8"])
 def test_it_goes_on_to_the_bit(pair: ThreadedJob, tmp_path: Path, how: dict[str, Any]) -> None:
     """At the end of an epoch; with both fragments on their way; and just when one leaves."""
@@ -550,6 +560,7 @@ def test_files_that_are_missing_or_of_another_run(tmp_path: Path, saved: Checkpo
         ({"diloco": {}, "overlap": False}, kv.UsageError, "diloco does not go with overlap"),
         ({"diloco": {}, "devices": ["cpu", "cpu"]}, kv.UsageError, "one device per process, and devices lists 2"),
         ({"diloco": {"inner_steps": 0}}, kv.UsageError, "inner_steps=0 must be an integer"),
+        ({"diloco": {"quorum": 2}}, kv.UsageError, "quorum is for a store that DiLoCo makes: give kvstore.create"),
     ],
     ids=str,
 )
