@@ -44,9 +44,9 @@ class ServedStores:
 
     def due(self) -> float | None:
         """Return when ``tick`` has something to do; None if nothing waits for the time."""
-        return (
-            min((grace.due for grace in self._graces if grace.due is not None), default=None) if self._graces else None
-        )
+        if not self._graces:
+            return None
+        return min((grace.due for grace in self._graces if grace.due is not None), default=None)
 
     def tick(self) -> list[Answer]:
         return [answer for served in self.open.values() for answer in served.tick()]

@@ -438,7 +438,8 @@ class DiLoCo(Stepper):
             self._take(number)
         changed = [number for number, steps in enumerate(self._unsent) if steps]
         # Fragments that were sent after different steps have different numbers of samples behind them.
-        for numbers in ([changed] if self._samples is None else [[number] for number in changed]) if changed else ():
+        one_by_one = [[number] for number in changed]
+        for numbers in [changed] if changed and self._samples is None else one_by_one:
             self._send(numbers)
             self._rounds += 1
         self._position = 0
