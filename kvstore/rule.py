@@ -4,7 +4,8 @@ Each worker has a clock for each key: how often it has pushed it.
 
 ``sync``: the n-th pushes of all workers are one round and one update, and a read at clock n gives the value after round
 n. With a ``quorum`` of k, a round is over when k of them are there (backup workers: Chen et al., arXiv:1604.00981);
-contributions that come later are dropped, or kept for the next round.
+contributions that come later are dropped, or kept for the next round. With a ``grace`` a round that has its quorum
+waits for the others, for as long as they usually take, and at most so many seconds.
 
 ``async``: each push is an update. With a ``staleness`` of s, a read at clock n waits until every worker has pushed
 n - s times (stale synchronous parallel: Ho et al., NIPS 2013); without one, it never waits. ``compensation`` corrects a
@@ -40,6 +41,7 @@ class Rule:
     staleness: int | None = None
     quorum: int | None = None
     late: str = "drop"  # with a quorum: ``drop`` or ``keep`` what comes when its round is over
+    grace: float = 0.0  # with a quorum: how many seconds a round that has it waits for the others at most
     compensation: float = 0.0  # async: the factor of the correction; 0 for none
     finite: bool = False  # whether an update with NaN or infinite values is refused
     aggregate: str = "rounds"
@@ -67,6 +69,10 @@ class Rule:
             raise UsageError(f"staleness={self.staleness} must be from 0 to {MAX_STALENESS}")
         if self.quorum is not None and self.quorum < 1:
             raise UsageError(f"quorum={self.quorum} must be at least 1")
+        if self.grace and self.quorum is None:
+            raise UsageError(f"grace={self.grace} is how long a round that has its quorum waits: give a quorum, too")
+        if not 0 <= self.grace < float("inf"):
+            raise UsageError(f"grace={self.grace} must be a finite number of seconds, at least 0")
         if not 0 <= self.compensation < float("inf"):
             raise UsageError(f"delay_compensation={self.compensation} must be a finite number, at least 0")
 
@@ -100,6 +106,8 @@ class Rule:
             parts.append(f"staleness {self.staleness}")
         if self.quorum is not None:
             parts.append(f"quorum {self.quorum}, late {self.late}")
+        if self.grace:
+            parts.append(f"grace {self.grace:g} s")
         if self.compensation:
             parts.append(f"delay compensation {self.compensation:g}")
         if self.finite:

@@ -128,7 +128,7 @@ class Server(ShardMember):
     """A server without a standby: it serves its shard until the workers are done or the job has failed."""
 
     def _serve(self) -> None:
-        self._service.run(self._handling(self._shard.handle), self._tick, between=self._pace)
+        self._service.run(self._handling(self._shard.handle), self._tick, self._shard.due, between=self._pace)
 
     def _notice(self, notice: wire.Message) -> Outbox:
         return self._shard.depart(notice.departed, notice.lost) if isinstance(notice, wire.Roster) else []
@@ -137,4 +137,4 @@ class Server(ShardMember):
         self._failed()
         self._report()
         self._prepare()
-        return []
+        return self._shard.tick(self._clock())

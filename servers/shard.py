@@ -150,6 +150,15 @@ class Shard:
             self._reply_links.forget(node)
         return self._note(self._stores.depart(workers, lost))
 
+    def due(self) -> float | None:
+        """Return when ``tick`` has something to do; None if nothing waits for the time."""
+        return self._stores.due()
+
+    def tick(self, now: float) -> Outbox:
+        """Close the rounds that have waited for late workers for long enough."""
+        self.times.now = now
+        return self._note(self._stores.tick())
+
     def record(self, recorder: Recorder | None) -> None:
         self._stores.record(recorder)
 

@@ -381,6 +381,12 @@ class DistStore(KVStore):
         self._check()
         return self._optimizing.rescaled(factor)
 
+    def weighted(self, weight: float) -> AbstractContextManager[None]:
+        self._check()
+        if self.rule.mode == "async":
+            raise UsageError(f"a {self._name!r} store has no rounds, whose mean a weight could change")
+        return self._optimizing.weighted(weight)
+
     def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
         self._check()
         self._pushes.flush()

@@ -19,7 +19,7 @@ from kvstore.client.requests import AT_ONCE, Requests, assemble, cut
 from kvstore.client.stored_tables import StoredRows, StoredTables
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError
 from kvstore.optim import states_file
-from kvstore.optim.hyperparameters import finite
+from kvstore.optim.hyperparameters import finite, require_weight
 from kvstore.optim.optimizer import Changes, Optimizer, describe, log_replaced, require_shapes
 from kvstore.optim.param_groups import ParamGroups
 from kvstore.optim.states import StateStore, StateTensors
@@ -82,6 +82,7 @@ class PushNumbers(NamedTuple):
     # other hyper-parameters that differ from the optimizer's, as messages carry them
     changes: list[list[Any]] = []  # noqa: RUF012 - nobody changes it
     order: int | None = None  # the priority among other messages that leave; None for the order of calls
+    weight: float | None = None  # in the mean of a round; None is 1
 
 
 class _Set(NamedTuple):
@@ -103,6 +104,7 @@ class Optimizing:
         self._store = store
         self._set = _Set()  # replaced as a whole: an exception leaves the old or the new one
         self._theirs: str | None = None  # the servers' optimizer, if another worker has set it
+        self.weight: float | None = None  # of this worker's pushes in the means of their rounds; None is 1
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -178,9 +180,17 @@ class Optimizing:
         finally:
             self._set = self._set._replace(rescale=before)
 
+    @contextmanager
+    def weighted(self, weight: float) -> Iterator[None]:
+        before, self.weight = self.weight, require_weight(weight)
+        try:
+            yield
+        finally:
+            self.weight = before
+
     def numbers(self, order: int | None) -> PushNumbers:
         _, _, lr, rescale, changes = self._set
-        return PushNumbers(lr, rescale, [[*which, value] for which, value in changes.items()], order)
+        return PushNumbers(lr, rescale, [[*which, value] for which, value in changes.items()], order, self.weight)
 
     def require(self, what: str) -> str:
         """Return the optimizer's rule; a worker that has not set it asks the servers, once.

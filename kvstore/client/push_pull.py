@@ -180,6 +180,8 @@ class Pushes:
             raise UsageError(
                 "join() is not finished: other workers have not called it yet. Call join() again to keep waiting"
             )
+        if call.rows and self._optimizing.weight is not None:
+            raise UsageError("weights are for arrays: push the rows of tables outside of weighted()")
         self._forget()
         places = call.places
         # Nothing is changed from here on: an exception, of memory say, leaves the call not made. All changes are in the
@@ -399,7 +401,7 @@ class PushOfArrays(StoreRequest):
             tracer.span("pack" if codec is None else "encode", began, self.operation.keys, parcel.nbytes)
         plain = parcel.sum_bytes if in_float32 else parcel.nbytes
         self.sent = plain if codec is None else sum(lengths)
-        lr, rescale, changes, order = self.numbers
+        lr, rescale, changes, order, weight = self.numbers
         push = wire.Push(
             sender,
             store=self.pushes.requests.store,
@@ -414,6 +416,7 @@ class PushOfArrays(StoreRequest):
             back=self.codec,
             changes=changes,
             priority=order,
+            weight=weight,
             encode=encode,
             in_float32=in_float32,
             buffers=buffers,
@@ -491,7 +494,7 @@ class PushOfRows(StoreRequest):
 
     def message(self, sender: wire.Sender) -> wire.PushRows:
         server, memory = self.parcel.server, self.pushes.session.client
-        lr, rescale, changes, order = self.numbers
+        lr, rescale, changes, order, _ = self.numbers
         ids = self.contribution.ids(server)
         pushed = sendable(ids, memory)
         if self.ids is None:

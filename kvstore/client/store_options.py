@@ -13,8 +13,8 @@ from kvstore.store.registry import flag, require_options
 SSP_STALENESS = 3  # of a 'dist_ssp' store that is not told
 _COMMON = ("timeout", "bigarray_bound", "check_finite")
 _OWN = {  # those of each type of store, besides
-    "dist_sync": ("quorum", "late"),
-    "dist_device_sync": ("quorum", "late"),
+    "dist_sync": ("quorum", "late", "grace"),
+    "dist_device_sync": ("quorum", "late", "grace"),
     "dist_async": ("delay_compensation", "aggregate"),
     "dist_ssp": ("staleness", "delay_compensation", "aggregate"),
 }
@@ -43,7 +43,13 @@ def _rule(canonical: str, options: Mapping[str, Any]) -> Rule:
         aggregate = AGGREGATE[0] if given_aggregate is None else given_aggregate
         return Rule("async", staleness, compensation=compensation, finite=check, aggregate=aggregate)
     late = options.get("late")
-    return Rule("sync", quorum=_least(options, "quorum", 1), late=LATE[0] if late is None else late, finite=check)
+    return Rule(
+        "sync",
+        quorum=_least(options, "quorum", 1),
+        late=LATE[0] if late is None else late,
+        grace=_least(options, "grace", 0.0) or 0.0,
+        finite=check,
+    )
 
 
 def _least(options: Mapping[str, Any], name: str, least: T) -> T | None:

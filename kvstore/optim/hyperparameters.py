@@ -28,6 +28,14 @@ def positive(name: str, value: Any) -> float | int:
     return number
 
 
+def require_weight(value: Any) -> float:
+    """Return ``value`` as the weight of a push; raise ``UsageError`` otherwise."""
+    weight = float(finite("weight", value))
+    if weight < 0:
+        raise UsageError(f"weight={value!r} must be at least 0")
+    return weight
+
+
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 

@@ -502,6 +502,24 @@ class KVStore:
         """
         raise self._unsupported("rescaled")
 
+    def weighted(self, weight: float) -> AbstractContextManager[None]:
+        """Let pushes in this block have a weight in their rounds, such as the number of samples behind them.
+
+            with store.weighted(len(inputs)):
+                store.pushpull("w", gradient, out=new)
+
+        A round's sum is then the number of its workers times the mean by weight: the sum of each worker's values times
+        its weight, divided by the sum of the weights. If all weights are equal, it is the usual sum, to the bit. What
+        is pushed outside of such a block has a weight of 1. Integers and tables have no weights.
+
+        Args:
+            weight: a finite number, at least 0. If all have 0, they count alike.
+
+        Raises:
+            UsageError: each push is an update of its own in this store.
+        """
+        raise self._unsupported("weighted")
+
     def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
         """Write the optimizer's state of all keys to ``path``, as safetensors; one worker's call suffices.
 

@@ -34,6 +34,8 @@ def create(name: str = "local", **options: Any) -> KVStore:
     - ``quorum``, for ``dist_sync`` and ``dist_device_sync``: how many workers' pushes make a round; by default all.
     - ``late`` (``drop``): with a quorum, what becomes of pushes after their round: ``drop`` them, or ``keep`` them for
       the next one.
+    - ``grace`` (0), with a quorum: how long a round that has its quorum waits for other workers at most, in seconds. It
+      waits for each as long as that one's last late pushes took, and not at all if these mostly took longer.
     - ``staleness`` (3), for ``dist_ssp``: how many pushes a worker that reads may be ahead of the slowest.
     - ``delay_compensation`` (0), for ``dist_async`` and ``dist_ssp``: the factor with which gradients are corrected for
       what others have changed since the worker last read.

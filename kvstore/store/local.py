@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from kvstore.errors import AlreadyInitialized, Mismatch, NotFinite, UsageError, WeightsInDoubt, again
 from kvstore.lineage import Version, new_lineage
 from kvstore.optim import states_file
-from kvstore.optim.hyperparameters import finite
+from kvstore.optim.hyperparameters import finite, require_weight
 from kvstore.optim.optimizer import Optimizer, describe, log_replaced, require_shapes
 from kvstore.optim.updater import OWN, RowHyperparameters, RowUpdater, Updater, refusals
 from kvstore.rows.frozen_rows import FrozenRows, Page
@@ -469,6 +469,11 @@ class LocalStore(KVStore):
             yield
         finally:
             updater.rescale_grad = before
+
+    def weighted(self, weight: float) -> AbstractContextManager[None]:
+        self._check()
+        require_weight(weight)
+        return nullcontext()  # the mean over one worker is that worker's, whatever its weight
 
     def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
         updater = self._require_updater()

@@ -30,6 +30,7 @@ class Open(Request):
     staleness: f.Staleness = None
     quorum: f.Quorum = None
     late: f.Late = LATE[0]
+    grace: Annotated[float, f.number] = 0.0
     compensation: Annotated[float, f.number] = 0.0
     finite: Annotated[bool, f.flag] = False
     aggregate: f.Aggregation = AGGREGATE[0]
@@ -87,6 +88,8 @@ class Push(Request):
     # the clock of each of ``ranks`` for all segments, where they differ; else empty. ``clocks`` then has the highest of
     # them for each segment.
     rank_clocks: f.Clocks = field(default_factory=list)
+    # of each worker's values in the mean of their round, beside the other contributions; None is 1
+    weight: f.Weight = None
     encode: f.CodecDescription = None  # to an aggregator: how to compress the sum that these plain values are a part of
     # whether plain values are float32, for segments of half precision: they are sums, which are rounded when they have
     # been used
@@ -276,7 +279,7 @@ Loan = Annotated[int, f.integer(1)]
 
 MAX_LENT = 1 << 40  # bytes
 # Fields of either push.
-_OF_VALUES = ("store", "ids", "clocks", "want", "lr", "rescale", "changes", "priority", "in_float32")
+_OF_VALUES = ("store", "ids", "clocks", "want", "lr", "rescale", "changes", "priority", "in_float32", "weight")
 
 
 @message(170)
@@ -314,6 +317,7 @@ class PushLent(Request):
     rescale: f.Number
     changes: f.Changes = field(default_factory=list)
     priority: f.Priority = None
+    weight: f.Weight = None
     in_float32: Annotated[bool, f.flag] = False
 
     def __post_init__(self) -> None:

@@ -86,6 +86,12 @@ def number(value: Any) -> None:
         raise _refuse(value, "a finite number")
 
 
+def weight(value: Any) -> None:
+    number(value)
+    if value < 0:
+        raise _refuse(value, "a number of at least 0")
+
+
 def key(value: Any) -> None:
     """A key of a store: a short str, or any int that msgpack can represent."""
     if type(value) is int:
@@ -309,6 +315,7 @@ _at = tuple_of(integer(0, 2**62), integer(0, 2**62 - 1))
 At = Annotated[Sequence[int], _at]  # a lineage and a number; see ``kvstore.lineage.Version``
 MaybeAt = Annotated["Sequence[int] | None", optional(_at)]
 Number = Annotated["float | None", optional(number)]
+Weight = Annotated["float | None", optional(weight)]
 Pairs = Annotated[list[list[Any]], list_of(tuple_of(text(64), hyperparameter), 64)]
 Mults = Annotated[list[list[Any]], list_of(tuple_of(key, number))]
 

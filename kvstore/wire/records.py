@@ -158,6 +158,7 @@ class StoreState(Message):
     staleness: f.Staleness = None
     quorum: f.Quorum = None
     late: f.Late = LATE[0]
+    grace: Annotated[float, f.number] = 0.0
     compensation: Annotated[float, f.number] = 0.0
     finite: Annotated[bool, f.flag] = False
     aggregate: f.Aggregation = AGGREGATE[0]

@@ -93,7 +93,8 @@ def pull(listed: SegmentList, clocks: Sequence[int], back: Any, asker: Pulled, p
     return Exchange(listed, wire.Pull, fields, [asker], passes)
 
 
-ALIKE = ("store", "ids", "lr", "rescale", "codec", "lengths", "segment_counts", "back", "changes", "in_float32")
+_VALUES = ("codec", "lengths", "segment_counts", "back", "in_float32")
+ALIKE = ("store", "ids", "lr", "rescale", "changes", "weight", *_VALUES)
 
 
 def push(

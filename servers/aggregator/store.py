@@ -147,7 +147,7 @@ class HostStore:
         self.segments.forget(self.gathering.busy | {exchange.listed for exchange in self._under_way})
         if self.rule.quorum is None:
             return []
-        due = [group for group in self.gathering.groups() if now - group.since >= HOLD_S]
+        due = [group for group in self.gathering.groups() if now >= group.since + HOLD_S]  # as ``due`` says, to the bit
         return self._go_on([self.gathering.take(group) for group in due])
 
     def due(self) -> float | None:
@@ -364,6 +364,7 @@ def _terms(asker: Pushed) -> tuple[Any, ...]:
     return (
         request.lr,
         request.rescale,
+        request.weight,
         repr(request.changes),
         repr(request.encode),
         repr(request.back),

@@ -151,7 +151,9 @@ class ReplicaProcess(ShardMember):
         return []
 
     def _soon(self) -> float | None:
-        return self._clock() if self._replica.busy else None
+        if self._replica.busy:
+            return self._clock()
+        return self._shard.due() if self._replica.serves else None
 
     def _tick(self) -> Outbox:
         if self._failed() or self._replaced is not None:
@@ -164,7 +166,7 @@ class ReplicaProcess(ShardMember):
             self._replica.stand(now)
             if self._replica.serves:
                 self._prepare()
-        return []
+        return self._answer(self._shard.tick(now)) if self._replica.serves else []
 
     def _unless_replaced(self, action: Callable[[], Outbox]) -> Outbox:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -124,7 +124,11 @@ class Updates:
             try:
                 hyper = agreed_by(contributions, bucket.segments.keys)
                 scale = 1.0
-                if bucket.rounds.partial:  # else thousands of contributions need not be counted
+                weights = [each.weight for each in contributions]
+                if weights.count(weights[0]) < len(weights) and bucket.dtype in FLOATS:
+                    contributions, weight = weighed(contributions, sum_dtype(bucket.dtype))
+                    scale = bucket.rounds.factor(weight, True)
+                elif bucket.rounds.partial:  # else thousands of contributions need not be counted
                     scale = bucket.rounds.factor(sum(len(each.ranks) for each in contributions))
                 updates.append(Update(bucket, contributions, hyper, scale))
             except Mismatch as exc:
@@ -483,10 +487,22 @@ def updates_of(message: wire.Push, buckets: Sequence[Bucket], rule: Rule, optimi
         clock = message.clocks[place]  # the number of the push among each worker's pushes to the bucket
         own = ranges if whole else cut(ranges, start, start + bucket.size)
         bucket.require_open(ranks, clock)
-        updates.append(Update(bucket, [Contribution(ranks, clock, own, hyper)], hyper))
+        updates.append(Update(bucket, [Contribution(ranks, clock, own, hyper, message.weight)], hyper))
         place += len(bucket.ids)
         start += bucket.size
     return updates
+
+
+def weighed(contributions: Sequence[Contribution], dtype: str) -> tuple[list[Contribution], float]:
+    """Return ``contributions`` times their weights, in ``dtype``, and the sum of the weights over their workers."""
+    total, scaled = 0.0, []
+    for each in contributions:
+        weight = 1.0 if each.weight is None else each.weight
+        total += weight * len(each.ranks)
+        # Multiplied apart from the sum: torch's fused multiply-add rounds the last elements otherwise than the others.
+        ranges = [TensorRange(part.start, part.values.to(as_dtype(dtype)) * weight) for part in each.ranges]
+        scaled.append(replace(each, ranges=ranges))
+    return scaled, total
 
 
 def contribute(message: PushRequest, target: AnyTarget, contribution: Any) -> None:

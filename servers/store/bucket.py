@@ -29,6 +29,7 @@ class Contribution(Contributed):
     clock: int
     ranges: Sequence[PayloadRange]
     hyper: UpdateHyperparameters
+    weight: float | None = None  # of each worker's values in the mean of the round; None is 1
 
 
 Progress: TypeAlias = Rounds[Contribution] | WorkerClocks[Contribution]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -333,9 +334,7 @@ class Buckets:
 
         def part_of(item: Contribution, place: int) -> Contribution:
             start = bucket.starts[place]
-            return Contribution(
-                item.ranks, item.clock, cut(item.ranges, start, start + bucket.sizes[place]), item.hyper
-            )
+            return replace(item, ranges=cut(item.ranges, start, start + bucket.sizes[place]))
 
         bucket.divide(singles, part_of)
         for single in singles:

@@ -65,6 +65,12 @@ class ArrivalTimes:
         if over:
             self.wave(ranks, since if since < now and not quorum else None)
 
+    def closed(self, targets: Sequence[AnyTarget]) -> None:
+        """Note that rounds of some of ``targets`` may have been closed without a contribution that ended their wave."""
+        for target in targets:
+            if target.rounds.version > target.judged:
+                target.judged, target.last_at = target.rounds.version, None
+
     def updated(self, ranks: Sequence[int], targets: Sequence[AnyTarget], ready: Sequence[ParkedRequest]) -> None:
         """Note that ``ranks`` have pushed to ``targets``, where each push is an update.
 

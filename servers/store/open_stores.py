@@ -17,6 +17,7 @@ from servers.names import have, name
 from servers.requests.openers import Openers
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer
+from servers.store.grace import Grace
 from servers.store.lateness import ArrivalTimes
 from servers.store.optimizer_agreement import OptimizerAgreement
 from servers.store.recording import Recorder, Recording, grouped_record
@@ -32,6 +33,7 @@ class ServedStores:
         self.recorder: Recorder | None = None
         self.grown = GrownTables()
         self.elastic = False  # whether the job goes on without workers that are lost, worker 0 too
+        self._graces: list[Grace] = []  # of the open stores that have one: ``due`` is asked before each message
         self._tracer: Tracer | None = None
         self._rank = rank
         self._workers = workers
@@ -41,6 +43,15 @@ class ServedStores:
         self._agreements: dict[int, OptimizerAgreement] = {}
         self._departed: Collection[int] = ()
         self._lost: Collection[int] = ()
+
+    def due(self) -> float | None:
+        """Return when ``tick`` has something to do; None if nothing waits for the time."""
+        if not self._graces:
+            return None
+        return min((grace.due for grace in self._graces if grace.due is not None), default=None)
+
+    def tick(self) -> list[Answer]:
+        return [answer for served in self.open.values() for answer in served.tick()]
 
     def record(self, recorder: Recorder | None) -> None:
         self.recorder = recorder
@@ -133,6 +144,7 @@ class ServedStores:
         served.tracer = self._tracer
         served.tables.grown = self.grown
         served.depart(self._departed, self._lost)
+        self._look_for_graces()
         agreement = OptimizerAgreement(store, served.updates, served.set_optimizer, self._rank)
         agreement.lead(self._first)
         self._agreements[store] = agreement
@@ -191,7 +203,12 @@ class ServedStores:
     def _forget(self, store: int) -> list[Answer]:
         wire.forget_shared()
         error = UsageError("this store has been closed by all workers")
-        return self.open.pop(store).close(error) + self._agreements.pop(store).abandon(error)
+        closed = self.open.pop(store)
+        self._look_for_graces()
+        return closed.close(error) + self._agreements.pop(store).abandon(error)
+
+    def _look_for_graces(self) -> None:
+        self._graces = [served.grace for served in self.open.values() if served.grace is not None]
 
     def _abandoned(self) -> list[Answer]:
         """Fail the calls of ``set_optimizer`` that wait for worker 0's in vain."""

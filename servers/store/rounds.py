@@ -198,12 +198,20 @@ class Rounds(Generic[T]):
             self._late.clear()
         return contributions
 
-    def factor(self, contributors: int) -> float:
+    def factor(self, contributors: float, weighed: bool = False) -> float:
         """Return the factor for the sum of the last round, to which so many workers have contributed.
 
-        With a quorum, and without workers that are lost, it is as if each worker of the round had contributed.
+        With a quorum, and without workers that are lost, it is as if each worker of the round had contributed. It is so
+        if the sum is ``weighed``, too: then ``contributors`` is the sum of their weights.
         """
-        return self.share / contributors if self.partial else 1.0
+        return self.share / contributors if weighed or self.partial else 1.0
+
+    def awaited(self) -> Collection[int] | None:
+        """Return whom the next round lacks, which is complete without them; None if it is not complete."""
+        round_ = self._open.get(self.version + 1)
+        if round_ is None or not self._is_complete(round_):
+            return None
+        return self._workers.difference(round_.ranks, self._absent)
 
     def follow(self, version: int, contributors: Collection[int] = ()) -> None:
         """Close the next round, which is ``version``, as another server has."""
@@ -368,10 +376,13 @@ class WorkerClocks(Generic[T]):
             self.version = min(self._counts)
         return True
 
+    def awaited(self) -> None:
+        return None
+
     def complete(self) -> list[T] | None:
         return None
 
-    def factor(self, contributors: int) -> float:
+    def factor(self, contributors: float, weighed: bool = False) -> float:
         return 1.0
 
     def lose(self, ranks: Collection[int]) -> None:

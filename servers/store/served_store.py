@@ -30,6 +30,7 @@ from servers.store.array_updates import Update, Updates, contribute, payload_of,
 from servers.store.bucket import Bucket, Contribution
 from servers.store.buckets import Buckets
 from servers.store.capture import Captures
+from servers.store.grace import Grace
 from servers.store.hyperparameters import UpdateHyperparameters, compressions
 from servers.store.lateness import ArrivalTimes
 from servers.store.publishing import Publishing
@@ -83,6 +84,7 @@ class ServedStore:
         self._workers = frozenset(workers)
         self._times = times or ArrivalTimes(max(workers, default=0) + 1)
         self.waiting = Waiting(rule, self._workers, self.buckets, self._times)
+        self.grace = Grace(rule.grace) if rule.grace else None
         self._sync = rule.mode == "sync"
         # Where a quorum closes a round, a push may be late: the short ways would have to look for that.
         self._knows = self._sync and rule.quorum is None
@@ -151,7 +153,7 @@ class ServedStore:
             return None
         buckets, hyper = known
         bucket = buckets[0]
-        contribution = Contribution(ranks, clock, payload_of(message, buckets), hyper)
+        contribution = Contribution(ranks, clock, payload_of(message, buckets), hyper, message.weight)
         if not bucket.rounds.contribute(ranks, clock, contribution):
             return None
         self.waiting.wait(peer, message, bucket, clock)
@@ -211,6 +213,8 @@ class ServedStore:
             self.recording.note(message)
         for target, (contribution,), *_ in updates:
             if not target.rounds.counts(contribution.ranks, contribution.clock):
+                if self.grace is not None:
+                    self.grace.came(target, contribution.ranks, contribution.clock, self._times.now)
                 contribute(message, target, contribution)
         error = None
         if not self._sync:
@@ -370,7 +374,10 @@ class ServedStore:
         # One wave is all rounds that are complete now: one call of the optimizer for them. When a round has closed, the
         # next one of its target may be complete already, for workers push ahead.
         while wave := [
-            (target, contributions) for target in touched if (contributions := target.rounds.complete()) is not None
+            (target, contributions)
+            for target in touched
+            if (self.grace is None or self.grace.over(target, self._times.now))
+            and (contributions := target.rounds.complete()) is not None
         ]:
             whole = [(target, contributions) for target, contributions in wave if isinstance(target, Bucket)]
             striped: list[tuple[RowTarget, list[Any]]] = []
@@ -399,6 +406,16 @@ class ServedStore:
             answers += self._answer(self.waiting.release(touched, errors))
         if self.buckets.doubts:  # others may have pushed further already
             answers += self._answer(self.waiting.give_up_hopeless())
+        return answers
+
+    def tick(self) -> list[Answer]:
+        """Close the rounds that have waited for late workers for long enough."""
+        if self.grace is None or self.grace.due is None or self._times.now < self.grace.due:
+            return []
+        self.grace.due = None
+        targets = self.buckets.targets()
+        answers = self._advance(targets) + self._resume()
+        self._times.closed(targets)
         return answers
 
     def _without_pushes(self, targets: Sequence[AnyTarget]) -> list[Answer]:

@@ -241,7 +241,10 @@ class Waiting:
         if parked is None:
             return self.pauses.explain(node, about, self._workers - self.lost)
         missing = self._missing(parked.request, lambda *_: True)
-        return Reason(f"waits for {_words(missing)}", {rank for rank, _ in missing})
+        text = f"waits for {_words(missing)}"
+        if any(target.rounds.awaited() is not None for target in self._buckets.targets_of(parked.request.ids)):
+            return Reason(f"{text}, until the grace of the round is over")  # whatever these do: so it names nobody
+        return Reason(text, {rank for rank, _ in missing})
 
     def waits(self, now: float) -> Waits:
         """Return which workers wait for which. The cost is bounded: only the oldest requests are looked at."""

@@ -86,6 +86,7 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "mode": lambda: st.sampled_from(["sync", "async"]),
         "staleness": lambda: st.none() | st.integers(0, 1 << 30),
         "quorum": lambda: st.none() | st.integers(1, 4096),
+        "weight": lambda: st.none() | st.floats(0, 1e6),
         "late": lambda: st.sampled_from(["drop", "keep"]),
         "compensation": lambda: numbers,
         "codec": lambda: st.none() | st.sampled_from([["2bit", [["threshold", 0.5]]], ["fp16", []]]),

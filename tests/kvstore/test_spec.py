@@ -378,6 +378,9 @@ def test_with_a_bound_the_slowest_may_be_so_far_behind() -> None:
         ({"mode": "async", "staleness": -1}, "staleness=-1 must be from 0"),
         ({"mode": "async", "staleness": MAX_STALENESS + 1}, f"must be from 0 to {MAX_STALENESS}"),
         ({"quorum": 0}, "quorum=0 must be at least 1"),
+        ({"grace": 1.0}, "give a quorum, too"),
+        ({"quorum": 1, "grace": -1.0}, "grace=-1.0 must be a finite number of seconds, at least 0"),
+        ({"quorum": 1, "grace": float("inf")}, "must be a finite number of seconds"),
         ({"mode": "async", "compensation": float("inf")}, "must be a finite number"),
         ({"aggregate": "all"}, "aggregate='all' must be one of rounds, host"),
         ({"aggregate": "host"}, "rounds are always summed by host"),
@@ -401,6 +404,7 @@ def test_a_quorum_is_at_most_all_workers() -> None:
     [
         (Rule(), "sync"),
         (Rule(quorum=2, late="keep"), "sync, quorum 2, late keep"),
+        (Rule(quorum=2, grace=0.5), "sync, quorum 2, late drop, grace 0.5 s"),
         (Rule("async", staleness=0), "async, staleness 0"),
         (Rule("async", compensation=0.5, finite=True), "async, delay compensation 0.5, finite values only"),
     ],

@@ -104,6 +104,7 @@ class Worker:
         ranks: Sequence[int] = (),
         rank_clocks: Sequence[int] = (),
         back: Any = None,
+        weight: float | None = None,
     ) -> wire.Push:
         return wire.Push(
             self.me(),
@@ -116,6 +117,7 @@ class Worker:
             ranks=list(ranks),
             rank_clocks=list(rank_clocks),
             back=back,
+            weight=weight,
             buffers=[to_buffer(value.contiguous()) for value in values.values()],
         )
 

@@ -5,31 +5,34 @@ turn, overlap and mixing: Douillard et al., "Streaming DiLoCo with overlapping c
 Lunch" (arXiv:2501.18512).
 
 Workers push outer gradients: their copy of the global weights, less their own weights. The store takes the mean over
-workers for the gradient of a step of the outer optimizer, and returns the new global weights.
+workers for the gradient of a step of the outer optimizer, and returns the new global weights. Steps with a least number
+of workers, which wait for others for as long as these usually take, and means by weight: Decoupled DiLoCo
+(arXiv:2604.21428).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from kvstore import AlreadyInitialized, KVStore, UsageError
+from kvstore import AlreadyInitialized, KVStore, UnknownName, UsageError
 from kvstore.client.compression import describe as described
 from kvstore.plain import scalar
 from kvstore.ticket import Ticket
 from workers.averaging.stepper import Stepper, require_alike
 from workers.common.checks import at_least
 from workers.common.gather import Gather
-from workers.common.stores import join_refusal, open_store, updates_each_push
+from workers.common.stores import NO_RULE, join_refusal, open_store, updates_each_push
 from workers.common.values import everything_of, module_or_dict, parameters_of
 from workers.reducer import Reducer
 
+WEIGHTS = (None, "samples")
 OUTER_PARAMS = {"learning_rate": 0.7, "momentum": 0.9}  # the paper's, for Nesterov momentum
 
 
@@ -85,8 +88,11 @@ class GlobalWeights:
             self._frozen = {name for name in self._frozen if not self._params[name].requires_grad}
 
     @torch.no_grad()
-    def push(self, names: Sequence[str]) -> Ticket:
-        """Send the outer gradients of these weights; the ticket is done when the copies have the new global weights."""
+    def push(self, names: Sequence[str], weight: float | None = None) -> Ticket:
+        """Send the outer gradients of these weights; the ticket is done when the copies have the new global weights.
+
+        ``weight``: of the gradients in the mean over workers; None for a store in which nobody gives one.
+        """
         gradients = []
         for name in names:
             param, copy = self._params[name], self._copies[name]
@@ -94,7 +100,8 @@ class GlobalWeights:
             # What this worker began with had the precision of its own weights.
             torch.sub(copy.to(param.dtype), _wide(param), out=gradient)
             gradients.append(gradient)
-        return self._store.pushpull(list(names), gradients, [self._copies[name] for name in names], wait=False)
+        with nullcontext() if weight is None else self._store.weighted(weight):
+            return self._store.pushpull(list(names), gradients, [self._copies[name] for name in names], wait=False)
 
     def take(self, names: Sequence[str], mixing: float = 0.0) -> None:
         """Replace a worker's own weights by ``mixing`` times these, plus 1 - ``mixing`` times the copies."""
@@ -239,6 +246,11 @@ class DiLoCo(Stepper):
     distances. With ``overlap``, workers go on training while a fragment travels: they take its new values so many steps
     after they have sent it, and keep ``mixing`` of what they have learned meanwhile. Both are Streaming DiLoCo's.
 
+    With a ``quorum``, the outer step of a fragment is made when so many workers have sent it, and others have been
+    waited for as ``grace`` says. So workers may have different speeds. What comes later counts in the next step of the
+    fragment, and its worker goes on from the newest global weights. With ``weight="samples"``, the mean over workers is
+    by the number of samples behind each outer gradient: call ``step(samples=len(inputs))``.
+
     Workers differ until ``finish``. Call it before an evaluation and at the end. To look at the global weights between
     two steps, use ``global_weights``.
 
@@ -264,6 +276,13 @@ class DiLoCo(Stepper):
         compression_params: how to compress outer gradients, and with ``pull`` the weights that come back; see
             ``KVStore.set_gradient_compression``.
         buffers: let ``finish`` average the buffers, such as batch-norm statistics; see ``Reducer.average_buffers``.
+        quorum: how many workers an outer step needs; None for all. It is for a store that this makes: for one of your
+            own, give ``quorum``, ``grace`` and ``late`` to ``kvstore.create``.
+        grace: with a ``quorum``, how long an outer step that has it waits for other workers at most, in seconds. Each
+            is waited for as long as it usually takes, and not at all if that is longer than ``grace``. Less than
+            ``overlap`` steps take, it costs nobody time.
+        late: with a ``quorum``, ``keep`` what comes late for the next step of its fragment, or ``drop`` it.
+        weight: ``samples`` to weigh outer gradients by the samples behind them; None to count all workers alike.
 
     Raises:
         UsageError: an argument is invalid; or the store is asynchronous, or serves another model.
@@ -285,8 +304,22 @@ class DiLoCo(Stepper):
         mixing: float = 0.5,
         compression_params: Mapping[str, object] | None = None,
         buffers: bool = True,
+        quorum: int | None = None,
+        grace: float = 0.0,
+        late: str = "keep",
+        weight: str | None = None,
     ) -> None:
         super().__init__(optimizer)
+        if weight not in WEIGHTS:
+            raise UnknownName(f"unknown weight={weight!r}; choose 'samples' or None")
+        if quorum is None and grace:
+            raise UsageError(f"grace={grace!r} is how long an outer step that has its quorum waits: give a quorum, too")
+        if quorum is not None and not isinstance(kvstore, str):
+            raise UsageError(
+                "quorum is for a store that DiLoCo makes: give kvstore.create('dist_sync', quorum=..., grace=..., "
+                "late='keep') the same, or pass kvstore='dist_sync'"
+            )
+        rule = NO_RULE if quorum is None else {"quorum": quorum, "grace": grace, "late": late}
         mixing = scalar(mixing)
         if isinstance(mixing, bool) or not isinstance(mixing, float | int) or not 0 <= mixing < 1:
             raise UsageError(f"mixing={mixing!r} must be a number from 0 to less than 1")
@@ -302,7 +335,7 @@ class DiLoCo(Stepper):
         params = parameters_of(model, optimizer)
         self._fragments = split(params, self._schedule.fragments)
         self._averaged = model if buffers and isinstance(model, nn.Module) else None
-        self._store = open_store(kvstore, "DiLoCo")
+        self._store = open_store(kvstore, "DiLoCo", rule=rule)
         require_synchronous(self._store)
         self._joining = self._store.reserve_join(join_refusal("DiLoCo", "Call DiLoCo's own finish() or join()"))
         # Buffers and settings are sums, and the store has the outer optimizer, which would make steps of them.
@@ -313,6 +346,7 @@ class DiLoCo(Stepper):
             "overlap": overlap,
             "mixing": str(self._mixing),
             "compression_params": str(described(compression_params)),
+            "weight": str(weight),
         }
         values = params if self._averaged is None else everything_of(model)
         require_alike(Gather(self._sums, "/settings"), type(self).__name__, settings, values)
@@ -326,22 +360,41 @@ class DiLoCo(Stepper):
         self._global = GlobalWeights(self._store, kept, outer_optimizer, outer_params, frozen)
         self._position = 0  # in the schedule, which begins anew after ``finish``
         self._unsent = [0] * self._schedule.fragments  # the steps since a fragment was sent
+        # The samples of these steps; None where nobody weighs.
+        self._samples = None if weight is None else [0] * self._schedule.fragments
         self._in_flight: dict[int, Ticket | None] = {}  # by fragment; None for one that has arrived
 
-    def after_step(self) -> None:
+    def step(self, closure: Callable[[], float] | None = None, samples: int | None = None) -> float | None:
+        """Make one step of the optimizer, and do what ``after_step`` does. Returns what the optimizer's ``step`` does.
+
+        Args:
+            closure: what the optimizer's ``step`` takes: it evaluates the model again and returns the loss.
+            samples: how many samples the step's batch has, which ``weight="samples"`` needs.
+        """
+        self._require(samples)
+        loss = self._inner_step(closure)
+        self.after_step(samples)
+        return loss
+
+    def after_step(self, samples: int | None = None) -> None:
         """Count a step that the program has made itself, for example with a ``GradScaler``; send and take what is due.
 
+        Args:
+            samples: as for ``step``.
+
         Raises:
+            UsageError: ``weight="samples"``, and ``samples`` is missing or no number of samples.
             KVStoreError: an error of the store.
         """
+        count = self._require(samples)
         self._steps += 1
         self._position += 1
         self._global.thaw()
         self._unsent = [steps + 1 for steps in self._unsent]
+        if self._samples is not None:
+            self._samples = [samples + count for samples in self._samples]
         for number in self._schedule.leaving(self._position):
-            names = self._global.trained(self._fragments[number])
-            self._in_flight[number] = self._global.push(names) if names else None
-            self._unsent[number] = 0
+            self._in_flight[number] = self._send([number])
             self._rounds += 1
         for number in self._schedule.arriving(self._position):
             self._take(number)
@@ -354,7 +407,8 @@ class DiLoCo(Stepper):
 
         Workers may have made different numbers of steps. One that has finished is out of the others' rounds, as after
         ``KVStore.join``: it counts as a worker whose weights have not changed. Training may go on afterwards; a new
-        period then begins.
+        period then begins. With a ``quorum``, what came late in the last outer step before this counts in the first
+        one after it.
 
         Args:
             timeout: how long to wait for workers that have more steps to make, in seconds; None for the store's
@@ -383,11 +437,11 @@ class DiLoCo(Stepper):
         for number in list(self._in_flight):
             self._take(number)
         changed = [number for number, steps in enumerate(self._unsent) if steps]
-        if changed:
-            names = [name for number in changed for name in self._fragments[number]]
-            self._global.push(self._global.trained(names))
+        # Fragments that were sent after different steps have different numbers of samples behind them.
+        one_by_one = [[number] for number in changed]
+        for numbers in [changed] if changed and self._samples is None else one_by_one:
+            self._send(numbers)
             self._rounds += 1
-        self._unsent = [0] * len(self._unsent)
         self._position = 0
         self._joining.begin()
 
@@ -434,6 +488,7 @@ class DiLoCo(Stepper):
             "unsent": list(self._unsent),
             "in_flight": sorted(self._in_flight),
             "weights": self._global.state(),
+            **({} if self._samples is None else {"samples": list(self._samples)}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -450,6 +505,9 @@ class DiLoCo(Stepper):
             unsent = [at_least("unsent", number, 0) for number in state["unsent"]]
             in_flight = [at_least("in_flight", n, 0, len(self._fragments) - 1) for n in state["in_flight"]]
             weights = dict(state["weights"])
+            samples = None
+            if self._samples is not None:
+                samples = [at_least("samples", number, 0) for number in state["samples"]]
         except (LookupError, TypeError, ValueError) as exc:
             raise UsageError(f"this state of DiLoCo is damaged: {type(exc).__name__}: {exc}") from None
         if len(unsent) != len(self._fragments):
@@ -458,7 +516,7 @@ class DiLoCo(Stepper):
                 "settings of the run that saved it"
             )
         self._global.load_state(weights)
-        self._steps, self._position, self._unsent = steps, position, unsent
+        self._steps, self._position, self._unsent, self._samples = steps, position, unsent, samples
         self._in_flight = dict.fromkeys(in_flight)
 
     def close(self) -> None:
@@ -481,6 +539,25 @@ class DiLoCo(Stepper):
         return [list(names) for names in self._fragments]
 
     # ---- helpers
+
+    def _require(self, samples: int | None) -> int:
+        """Return ``samples``, 0 where nobody weighs."""
+        if self._samples is None:
+            return 0
+        if samples is None:
+            raise UsageError("DiLoCo(weight='samples') needs the number of samples: call step(samples=len(inputs))")
+        return at_least("samples", samples, 0)
+
+    def _send(self, numbers: Sequence[int]) -> Ticket | None:
+        """Send fragments, with the same weight; return their ticket, None if nothing of them is trained."""
+        names = [name for number in numbers for name in self._global.trained(self._fragments[number])]
+        weight = None if self._samples is None else float(self._samples[numbers[0]])
+        ticket = self._global.push(names, weight) if names else None
+        for number in numbers:
+            self._unsent[number] = 0
+            if self._samples is not None:
+                self._samples[number] = 0
+        return ticket
 
     def _take(self, number: int) -> None:
         ticket = self._in_flight[number]

@@ -27,8 +27,12 @@ class Stepper(ABC):
         Args:
             closure: what the optimizer's ``step`` takes: it evaluates the model again and returns the loss.
         """
-        loss: float | None = self._optimizer.step() if closure is None else self._optimizer.step(closure)
+        loss = self._inner_step(closure)
         self.after_step()
+        return loss
+
+    def _inner_step(self, closure: Callable[[], float] | None) -> float | None:
+        loss: float | None = self._optimizer.step() if closure is None else self._optimizer.step(closure)
         return loss
 
     @abstractmethod

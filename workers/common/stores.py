@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 import kvstore as kv
 from kvstore import KVStore
 from kvstore.job.config import Config
@@ -9,6 +13,7 @@ from kvstore.store.maker import BY_THE_PROGRAM, COUNTED, made_by
 from kvstore.store.registry import Builtin, find
 
 AUTO = "auto"
+NO_RULE: Mapping[str, Any] = MappingProxyType({})
 
 
 def store_type(kvstore: KVStore | str) -> str:
@@ -25,16 +30,24 @@ def updates_each_push(kind: str) -> bool:
 
 
 def open_store(
-    kvstore: KVStore | str, owner: str = BY_THE_PROGRAM, name: str = COUNTED, check_finite: bool = False
+    kvstore: KVStore | str,
+    owner: str = BY_THE_PROGRAM,
+    name: str = COUNTED,
+    check_finite: bool = False,
+    rule: Mapping[str, Any] = NO_RULE,
 ) -> KVStore:
-    """Return ``kvstore`` itself if it is a store, else a new store of that type, of ``owner``."""
+    """Return ``kvstore`` itself if it is a store, else a new store of that type, of ``owner``.
+
+    ``rule``: options of a new store with rounds over several workers.
+    """
     if not isinstance(kvstore, str):
         return kvstore
     kind = store_type(kvstore)
     # A class that the program has registered takes other arguments.
     checks = {"check_finite": True} if check_finite and isinstance(find(kind), Builtin) else {}
     with made_by(owner, name):
-        return kv.create(kind, **checks)
+        # In one process there is nobody to wait for.
+        return kv.create(kind, **checks, **(rule if "dist" in kind.lower() else NO_RULE))
 
 
 def join_refusal(owner: str, remedy: str = "Call its own join()") -> str:

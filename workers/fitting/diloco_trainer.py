@@ -46,9 +46,9 @@ class DiLoCoTrainer:
     def zero_grad(self) -> None:
         self._inner.zero_grad()
 
-    def step(self) -> None:
+    def step(self, samples: int) -> None:
         self._inner.step()
-        self._outer.after_step()
+        self._outer.after_step(samples)
 
     def join(self, timeout: float | None = None) -> None:
         self._outer.finish(timeout)

@@ -272,7 +272,10 @@ class TrainingRun:
     def _step(self, inputs: Any, labels: Any) -> list[BatchResult]:
         self.trainer.zero_grad()
         parts = self._copies.backward(inputs, labels, self._loss)
-        self.trainer.step()
+        if isinstance(self.trainer, DiLoCoTrainer):
+            self.trainer.step(sum(part.samples for part in parts))
+        else:
+            self.trainer.step()
         _update(self.metric, parts)
         return parts
 

@@ -75,6 +75,15 @@ def test_pushed_rows_are_found_again_each_at_its_server(played: PlayedTables):
     assert all(message.clocks == [1] for message in played.asked(wire.PullRows))
 
 
+def test_rows_have_no_weights(played: PlayedTables):
+    with played.store.weighted(2), pytest.raises(UsageError, match=r"outside of weighted\(\)"):
+        played.store.push("t", RowSparse([1], rows_of([1])))
+    assert not played.asked(wire.PushRows)
+    played.store.push("t", RowSparse([1], rows_of([1])))
+    with played.store.weighted(2):
+        assert torch.equal(played.store.row_sparse_pull("t", row_ids=[1]), rows_of([1]))
+
+
 def test_duplicates_are_summed_in_the_order_of_positions(played: PlayedTables):
     ids = [5, 2, 5, 5, 9]
     played.store.push("t", RowSparse(ids, torch.tensor([1e8, 2, 1, -1e8, 3.0])[:, None].expand(5, WIDTH)))

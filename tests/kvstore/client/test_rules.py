@@ -127,6 +127,7 @@ def test_a_quorum_of_more_workers_than_there_are() -> None:
     [
         ("dist_sync", {}, Rule()),
         ("dist_sync", {"quorum": 3, "late": "keep"}, Rule(quorum=3, late="keep")),
+        ("dist_sync", {"quorum": 3, "grace": 2}, Rule(quorum=3, grace=2.0)),
         ("dist_device_sync", {"quorum": 1.0}, Rule(quorum=1)),
         ("dist_async", {"delay_compensation": 0.04}, Rule("async", compensation=0.04)),
         ("dist_async", {"aggregate": "host"}, Rule("async", aggregate="host")),
@@ -149,6 +150,8 @@ def test_options_make_a_rule(canonical: str, options: dict[str, Any], rule: Rule
         ("dist_ssp", {"staleness": -1}, UsageError, "staleness=-1 must be an integer, at least 0"),
         ("dist_ssp", {"staleness": 1.5}, UsageError, "an integer"),
         ("dist_sync", {"quorum": 0}, UsageError, "quorum=0"),
+        ("dist_sync", {"grace": 1}, UsageError, "give a quorum, too"),
+        ("dist_sync", {"quorum": 1, "grace": -1}, UsageError, "grace=-1 must be at least 0.0"),
         ("dist_sync", {"late": "never"}, UsageError, "late='never' must be one of drop, keep"),
         ("dist_async", {"delay_compensation": -1}, UsageError, "at least 0"),
         ("dist_async", {"aggregate": "rack"}, UsageError, "aggregate='rack' must be one of rounds, host"),

@@ -419,20 +419,27 @@ def plain_diloco(store: kv.KVStore, model: nn.Module, data: Any, epochs: int, **
         for inputs, labels in data:
             inner.zero_grad()
             nn.functional.cross_entropy(model(inputs), labels).backward()
-            outer.step()
+            outer.step(samples=len(labels))
         outer.finish()
 
 
-@pytest.mark.parametrize("options", [{"inner_steps": 4}, STREAMING], ids=["whole", "streaming"])
+@pytest.mark.parametrize(
+    "options",
+    [{"inner_steps": 4}, STREAMING, {"inner_steps": 2, "weight": "samples"}],
+    ids=["whole", "streaming", "by samples"],
+)
 def test_it_is_the_plain_loop(pair: ThreadedJob, options: dict[str, Any]) -> None:
+    def data(rank: int) -> Any:
+        return loader(40, 4 + 2 * rank * ("weight" in options), 2, rank)
+
     def with_fit(store: kv.KVStore, reducer: Reducer) -> dict[str, torch.Tensor]:
         model = network(seed=store.rank, batch_norm=False)
-        fit(model, loader(40, 4, 2, store.rank), num_epoch=2, kvstore=store, reducer=reducer, diloco=options, **ADAM)
+        fit(model, data(store.rank), num_epoch=2, kvstore=store, reducer=reducer, diloco=options, **ADAM)
         return state(model)
 
     def with_loop(store: kv.KVStore, reducer: Reducer) -> dict[str, torch.Tensor]:
         model = network(seed=store.rank, batch_norm=False)
-        plain_diloco(store, model, loader(40, 4, 2, store.rank), 2, **options)
+        plain_diloco(store, model, data(store.rank), 2, **options)
         return state(model)
 
     fitted, looped = run(pair, with_fit), run(pair, with_loop)
@@ -440,6 +447,16 @@ def test_it_is_the_plain_loop(pair: ThreadedJob, options: dict[str, Any]) -> Non
     for mine, theirs in zip(fitted, looped, strict=True):
         for name in mine:
             torch.testing.assert_close(mine[name], theirs[name], rtol=0, atol=1e-6)
+
+
+def test_diloco_with_a_quorum(pair: ThreadedJob) -> None:
+    def work(store: kv.KVStore, reducer: Reducer) -> dict[str, torch.Tensor]:
+        model, data = network(seed=store.rank, batch_norm=False), loader(40, 4, 2, store.rank)
+        options = {"inner_steps": 2, "weight": "samples"}
+        fit(model, data, data, num_epoch=2, kvstore=store, reducer=reducer, diloco=options, **ADAM)
+        return state(model)
+
+    assert same_bits(*run(pair, work, quorum=1, late="keep", grace=0.01))
 
 
 @pytest.mark.parametrize("how", [{}, {"compression_params": {"type": "int8"}}], ids=["plain", "int8"])
@@ -543,6 +560,7 @@ def test_files_that_are_missing_or_of_another_run(tmp_path: Path, saved: Checkpo
         ({"diloco": {}, "overlap": False}, kv.UsageError, "diloco does not go with overlap"),
         ({"diloco": {}, "devices": ["cpu", "cpu"]}, kv.UsageError, "one device per process, and devices lists 2"),
         ({"diloco": {"inner_steps": 0}}, kv.UsageError, "inner_steps=0 must be an integer"),
+        ({"diloco": {"quorum": 2}}, kv.UsageError, "quorum is for a store that DiLoCo makes: give kvstore.create"),
     ],
     ids=str,
 )

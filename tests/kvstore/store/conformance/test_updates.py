@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from every_store import BOUND, Run, all_of, every, mine, pulled, settled
+from every_store import BOUND, Run, all_of, assigning, every, mine, pulled, settled
 
 import kvstore as kv
 from kvstore.optim import states_file
@@ -166,6 +166,40 @@ def test_gradients_can_be_scaled_anew(run: Run) -> None:
         store.set_hyperparameters(rescale_grad=0.25)
         settled(store, store.push("w", torch.ones(2)))
         assert (pulled(store, "w", (2,)) == -0.75 * store.num_workers).all()
+
+    run(work)
+
+
+@assigning
+def test_pushes_may_have_weights(run: Run) -> None:
+    """Worker r pushes r + 1, with a weight of r + 1; then, outside of the block, with the same weight as all."""
+
+    def work(store: kv.KVStore) -> None:
+        number = store.num_workers
+        store.set_optimizer("sgd", learning_rate=1.0, rescale_grad=1 / number)
+        store.init(["a", "b"], [torch.zeros(3), torch.zeros(BOUND)])
+        values = [torch.full((3,), float(mine(store))), torch.full((BOUND,), float(mine(store)))]
+        with store.weighted(mine(store)):
+            settled(store, store.push(["a", "b"], values))
+        mean = sum(rank * rank for rank in range(1, number + 1)) / all_of(store)
+        np.testing.assert_allclose(pulled(store, "a", (3,)), -mean, rtol=1e-6)
+        np.testing.assert_allclose(pulled(store, "b", (BOUND,)), -mean, rtol=1e-6)
+        settled(store, store.push(["a", "b"], values))
+        np.testing.assert_allclose(pulled(store, "b", (BOUND,)), -mean - all_of(store) / number, rtol=1e-6)
+
+    run(work)
+
+
+@every
+def test_weights_that_a_store_does_not_take(run: Run) -> None:
+    def work(store: kv.KVStore) -> None:
+        if "async" in store.type:
+            with pytest.raises(kv.UsageError, match="no rounds, whose mean a weight could change"):
+                store.weighted(1)
+            return
+        for bad in (-1, float("nan"), "1", True):
+            with pytest.raises(kv.UsageError, match="weight="), store.weighted(bad):  # type: ignore[arg-type]
+                raise AssertionError
 
     run(work)
 
