@@ -17,6 +17,7 @@ from kvstore.wire.guests import NOT_HELD, aligned
 from servers.reading import desk as desk_module
 from servers.reading.desk import MOST_WAITING, SILENT, TRIES, ReadDesk, ValueRead
 from servers.requests.guest_links import ReaderLinks
+from servers.store.publishing import PATIENCE
 from servers.store.served_store import ServedStore
 
 
@@ -245,6 +246,30 @@ def test_a_follower_waits_for_another_version_than_it_has() -> None:
     assert [peer for peer, _ in answers(one)] == [b"b"]
     publish(one, 2)
     assert [(peer, reply.number) for peer, reply in answers(one)] == [(b"a", 2)]
+
+
+def fetches(one: ReadDesk, rank: int, want: int) -> int:
+    """Ask for a part of a version; return the number of the one that comes."""
+    ask = wire.ReadVersion(sender(rank, role="reader"), 0, [4], 1 << 60, [0], want)
+    one.handle(b"fetches", ask)
+    [number] = [reply.number for peer, reply in answers(one) if peer == b"fetches"]
+    return int(number)
+
+
+def test_a_version_stays_while_a_reader_fetches_it() -> None:
+    one = desk()
+    publish(one, 1)
+    assert fetches(one, 0, 1) == 1
+    for number in range(2, PATIENCE):
+        publish(one, number)
+        assert fetches(one, 1, number) == number  # another one, and faster
+    assert list(one.stores[0].publishing.whole) == [1, number]
+    one.handle(b"", waits(0, 2, held=1, lineage=1 << 60))  # it has it
+    publish(one, number + 1)
+    assert fetches(one, 1, number) == number
+    for later in range(number + 2, number + 2 * PATIENCE):  # the other one is gone
+        publish(one, later)
+    assert list(one.stores[0].publishing.whole) == [later - 1, later]
 
 
 def test_who_follows_is_told_and_how_far_behind() -> None:
