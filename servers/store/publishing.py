@@ -303,8 +303,6 @@ class PublishedValues:
     @staticmethod
     def _with(replaced: list[tuple[_Replaced, Array]], now: Array) -> Array:
         """Return a copy of ``now`` with what was replaced."""
-        if replaced and len(replaced[0][1]) == len(now):  # all of it, when the first of it changed
-            return replaced[0][1]
         before: Array = now.copy()
         for (start, positions, *_), old in reversed(replaced):  # the oldest last
             before[start : start + BLOCK][slice(None) if positions is None else positions] = old
