@@ -31,7 +31,7 @@ WHATS = {
     "soak": "what the servers hold in a long job of rounds, keys, stores, checkpoints and saved tables; 12 minutes",
     "tables": "tables of rows in one process: lookups, updates, memory, and saved tables",
     "cluster": "512 hosts of 8 workers without processes: what each message costs, and what a round takes by a model",
-    "publish": "versions of a model for readers here and over 200 Mbit/s, and the bytes of changes; --net decoder has 1.2 GB",
+    "publish": "versions of a model for readers, here and over 200 Mbit/s; bytes of changes; --net decoder has 1.2 GB",
     "followers": "rounds of a job with two followers, versions that an actor has, 64 followers",
     "straggler": "whether a worker that becomes 50 ms late is named in time; its network needs root and iproute2",
     "devices": "what the workers of one host have on GPUs, summed in shared memory and on one GPU; needs a GPU",

@@ -84,6 +84,7 @@ class PublishedValues:
     Attributes:
         newest: the number of the newest version; None before the first.
         previous: the number of the other version that is kept; None if there is none.
+        until: that of the version after it.
     """
 
     def __init__(self, size: int, source_dtype: str, dtype: str) -> None:
@@ -91,6 +92,7 @@ class PublishedValues:
         self.dtype = dtype
         self.newest: int | None = None
         self.previous: int | None = None
+        self.until = 0
         self._bits: Array = np.zeros(size, f"u{ITEMSIZE[dtype]}")
         self._marks: Array = np.zeros(size, np.uint8)
         self._changes: list[int] = []  # by mark: the version that made this change
@@ -124,7 +126,7 @@ class PublishedValues:
         changed = 0
         self._renew_marks()
         if not self._stays(keep):
-            self.previous, self._replaced, self._whole_blocks = self.newest, [], set()
+            self.previous, self.until, self._replaced, self._whole_blocks = self.newest, version, [], set()
         if self.newest is None:
             for start in range(0, self.size, BLOCK):
                 part = self._bits[start : start + BLOCK]
@@ -225,9 +227,9 @@ class PublishedValues:
 
     def _stays(self, keep: int | None) -> bool:
         """Return whether version ``keep`` is ``previous``, and is to stay that."""
-        if keep is None or self.previous is None or self.newest is None:
+        if keep is None or self.previous is None:
             return False
-        return self.previous <= keep < self.newest and self._changes_by(self.previous) >= 0
+        return self.previous <= keep < self.until and self._changes_by(self.previous) >= 0
 
     def _changes_by(self, version: int) -> int:
         """Return the place in ``_changes`` of the last change that ``version`` has; below 0 if none is known."""
@@ -535,7 +537,7 @@ class Publishing:
         newest, previous = values.newest, values.previous
         # A version has the newest values up to then: its own, unless the piece was published again since.
         at = newest if newest is None or number >= newest else previous
-        if newest is None or at is None or number < at:
+        if newest is None or at is None or number < at or (at != newest and number >= values.until):
             return None
         total = values.checksum(at)
         changes = values.changes(min(held, newest) or None, at)

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import ANY
 
+import numpy as np
 import pytest
 import torch
 from asking import floats, sender
 
 from kvstore import wire
+from kvstore.codecs.changes import checksum
 from kvstore.errors import KeyNotInitialized, UsageError
 from kvstore.optim.optimizer import describe
 from kvstore.rule import Rule
@@ -270,6 +273,35 @@ def test_a_version_stays_while_a_reader_fetches_it() -> None:
     for later in range(number + 2, number + 2 * PATIENCE):  # the other one is gone
         publish(one, later)
     assert list(one.stores[0].publishing.whole) == [later - 1, later]
+
+
+def test_a_version_that_stays_is_taken_for_no_later_one() -> None:
+    served = store()
+    publishing = served.publishing
+
+    def version(number: int) -> None:
+        clocks = [number - 1, number - 1]
+        publishing.begin(wire.Publish(sender(), 0, 1 << 60, number, "", None, [4, 9], clocks))
+
+    version(1)
+    for key in (4, 9):
+        push(served, key, 1, 1.0)
+    version(2)
+    publishing.fetches(sender(role="reader").node, 1)
+    for number in (3, 4):  # one segment is two rounds ahead of the other
+        push(served, 4, number - 1, float(number))
+        version(number)
+    push(served, 9, 2, 3.0)
+    assert list(publishing.whole) == [1, 3]
+    (ahead,), (behind,) = (publishing.pieces_of([key]) for key in (4, 9))
+    assert publishing.changes(ahead, 0, 3) is None
+    for piece in (ahead, behind):
+        assert publishing.changes(piece, 0, 1) == (checksum(np.zeros(piece.size, "f4")), ANY)
+    assert publishing.changes(behind, 0, 3) == (checksum(np.full(piece.size, 3, "f4")), ANY)
+    publishing.fetches(sender(role="reader").node, 2)  # which is gone
+    push(served, 4, 4, 5.0)
+    version(5)
+    assert (ahead.newest, ahead.previous, behind.previous) == (5, 4, 1)
 
 
 def test_who_follows_is_told_and_how_far_behind() -> None:
