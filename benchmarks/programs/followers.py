@@ -28,6 +28,7 @@ WAYS = ("nothing", "published", "followed", "files")
 WARM_UP = 5
 POLL_S = 0.005
 SETTLE_S = 0.5  # between two blocks: readers end what they have begun
+WAIT_S = 2.0  # of a reader for a version
 TMPFS = Path("/dev/shm")  # noqa: S108 - the names in it are those of a directory that only this run has
 
 State = dict[str, torch.Tensor]
@@ -117,7 +118,7 @@ def work(args: argparse.Namespace) -> None:
             one_round(way)
         times[way].append(1000 * (time.monotonic() - start) / args.rounds)
     if first:
-        time.sleep(SETTLE_S)
+        time.sleep(WAIT_S)  # the last version comes to all readers
         (args.folder / "way").write_text("end")
         for reader in range(args.readers):
             wait_for(args.folder / f"reader{reader}")
@@ -141,7 +142,7 @@ def follow(args: argparse.Namespace, reader: int) -> None:
             rounds = ""
             if way == "followed":
                 with suppress(DeadlineExceeded):
-                    model.wait_newer(4 * SETTLE_S)
+                    model.wait_newer(WAIT_S)
                     rounds = model.label
             elif way == "files" and _file(args).exists() and _file(args).stat().st_ino != seen:
                 seen = _file(args).stat().st_ino

@@ -21,7 +21,7 @@ SHARES = (0.01, 1.0)
 NAMES = {"nothing": "nothing published", "published": "nobody follows", "followed": "kvstore", "files": "safetensors"}
 ACTOR_ROUNDS, COMPUTE_S = 80, 0.1
 A_MINUTE = 50  # versions that an actor is to have
-CROWD, CROWD_THREADS, CROWD_NET, CROWD_ROUNDS, CROWD_S = 64, 8, "4MB", 40, 1.0
+CROWD, CROWD_THREADS, CROWD_NET, CROWD_ROUNDS, CROWD_S = 64, 8, "4MB", 200, 2.0
 
 
 def followers(session: Session) -> None:
@@ -87,9 +87,10 @@ def _crowd(session: Session) -> None:
     options = session.options
     rows = []
     for readers in (1, CROWD):
-        words = ["--every", f"{CROWD_S}", "--compute-s", "0.2", "--ways", "followed"]
+        words = ["--every", f"{CROWD_S}", "--share", f"{SHARES[0]}", "--compute-s", f"{COMPUTE_S}"]
+        words += ["--ways", "followed"]
         job = Followed(
-            tuple(words), CROWD_NET, 5 * (options.rounds or CROWD_ROUNDS), servers=options.servers, readers=readers,
+            tuple(words), CROWD_NET, options.rounds or CROWD_ROUNDS, servers=options.servers, readers=readers,
             threads=min(readers, CROWD_THREADS), shm=False,
         )  # fmt: skip
         figures, arrivals = job.report()
@@ -101,7 +102,7 @@ def _crowd(session: Session) -> None:
         if least < len(versions):
             session.fail(f"{readers} follow", JobFailed(note))
     peers = (rows[0].name,)
-    title = f"From publish to the last follower, over sockets: {size(CROWD_NET)}, all of which change"
+    title = f"From publish to the last follower, over sockets: {size(CROWD_NET)}, {SHARES[0]:.0%} of which changes"
     session.add(Result("followers-crowd", title, rows, peers))
     servers = [[each[rank]["all"] for each in figures["memory"]] for rank in range(options.servers)]
     rows = [Row("largest growth", [max(map(growth, servers))], f"most: {max(map(max, servers)):,.0f} MB")]
