@@ -15,6 +15,7 @@ from benchmarks.suites.devices import devices
 from benchmarks.suites.encryption import encryption
 from benchmarks.suites.everything import everything
 from benchmarks.suites.exchange import asynchronous, pushpull, small
+from benchmarks.suites.following import followers
 from benchmarks.suites.memory import memory, soak
 from benchmarks.suites.network import network
 from benchmarks.suites.publishing import publish
@@ -39,6 +40,7 @@ MEASUREMENTS: dict[str, Callable[[Session], None]] = {
     "tables": tables,
     "cluster": cluster,
     "publish": publish,
+    "followers": followers,
     "straggler": straggler,
     "devices": devices,
     "all": everything,

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from benchmarks.jobs import Unavailable
 
-PEERS = ("mxnet", "gloo", "openmpi", "sockets")
+PEERS = ("mxnet", "gloo", "openmpi", "sockets", "ray")
 # The last release; it uses names that later versions of numpy do not have, and those need Python 3.11 or older.
 MXNET = ("mxnet==1.9.1", "numpy<1.24")
 # Its wheel finds the library of whatever MPI starts it.
 OPEN_MPI = ("mpi4py==4.1.2", "numpy")
+RAY = ("ray==2.60.0", "numpy")
 PYTHONS = ("python3.11", "python3.10", "python3.9")
 
 
@@ -51,6 +52,14 @@ class Peers:
             Unavailable: it cannot be made here.
         """
         return _environment(self.cache / "openmpi", OPEN_MPI, "mpi4py", lambda: sys.executable)
+
+    def ray(self) -> str:
+        """Return the Python that has Ray; make its environment if needed.
+
+        Raises:
+            Unavailable: it cannot be made here.
+        """
+        return _environment(self.cache / "ray", RAY, "ray", lambda: sys.executable)
 
 
 def default_cache() -> Path:

@@ -110,6 +110,10 @@ TARGETS: Sequence[Target] = (
     *(Target(f"publish-{readers}", "kvstore", "safetensors", 1 / 2) for readers in (1, 4)),
     Target("publish-1", "kvstore, publish_state", "safetensors", 1.0),
     Target("publish-1-first", "kvstore", "gloo", 1.1),
+    Target("publish-line", "kvstore", "gloo", 1 / 25),
+    Target("followers-rounds-1", "kvstore", "nothing published", 1.05),
+    *(Target(f"followers-actor-{every}", "kvstore", "50 a minute", 1.0) for every in ("round", "second")),
+    Target("followers-crowd-memory", "largest growth", "allowed", 1.0),
 )
 
 

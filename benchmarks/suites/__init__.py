@@ -10,5 +10,7 @@ encryption   rounds with keys
 scaling      rounds over workers, servers and sizes
 cluster      the messages of thousands of workers, without processes; a model of a round
 memory       the servers' memory over many rounds
+publishing   versions for readers, and the bytes of changes
+following    what followers cost a job, and what they get
 everything   all of these in one run
 """

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from benchmarks import ssh
 from benchmarks.contenders import Contender, Samples, launched, program
 from benchmarks.figures import Result, Row
-from benchmarks.jobs import Member, run, scratch
+from benchmarks.hosts import INTERFACE, hosts, line
+from benchmarks.jobs import HERE, Member, Unavailable, run, scratch
 from benchmarks.networks import elements, shapes_of
+from benchmarks.peers import Peers
 from benchmarks.session import Case, Session
 from kvstore.wire.versions import PIECE
 from servers.store.publishing import PublishedValues
@@ -24,6 +28,7 @@ COUNTED = 4_000_000  # elements of which bytes are counted
 RATE, STEPS = 3e-6, (1, 10, 100)
 READERS = (1, 4)
 ROUNDS = 8
+LINE = "200mbit"
 
 
 def publish(session: Session) -> None:
@@ -34,6 +39,10 @@ def publish(session: Session) -> None:
     session.add(_adamw_bytes())
     for readers in READERS:
         _times(session, readers)
+    try:
+        _line(session)
+    except Unavailable as error:
+        session.console.print(f"publish-line: skipped: {error}", style="yellow", markup=False, highlight=False)
 
 
 def _bytes(share: float, behind: int) -> Result:
@@ -88,13 +97,14 @@ def _adamw_bytes() -> Result:
 def _times(session: Session, readers: int) -> None:
     options = session.options
     net = options.net or "small-decoder"
-    who = ["kvstore", *(["gloo"] if "gloo" in options.peers else []), *(["safetensors"] if options.peers else [])]
+    who = ["kvstore", *(each for each in ("gloo", "ray") if each in options.peers)]
+    who += ["safetensors"] if options.peers else []
     contenders: Sequence[Contender] = [
-        Versions(each, net, readers, options.servers, options.rounds or ROUNDS) for each in who
+        Versions(each, net, readers, options.servers, options.rounds or ROUNDS, peers=session.peers) for each in who
     ]
     size = 2e-6 * elements(shapes_of(net))
     title = f"From publish to the last of {readers} readers: {size:,.0f} MB of which 1 % changes"
-    result = session.measure(Case(f"publish-{readers}", title, contenders, ("gloo", "safetensors")), show=False)
+    result = session.measure(Case(f"publish-{readers}", title, contenders, tuple(who[1:])), show=False)
     first = [row for row in result.rows if row.name.startswith("first: ")]
     result.rows = [row for row in result.rows if row not in first]
     session.add(result)
@@ -105,6 +115,17 @@ def _times(session: Session, readers: int) -> None:
     )
 
 
+def _line(session: Session) -> None:
+    """Measure the same between two hosts, with encrypted links; gloo sends all of the model each time."""
+    options = session.options
+    net, who = options.net or "small-decoder", ["kvstore", *(["gloo"] if "gloo" in options.peers else [])]
+    with hosts(2, LINE, options.mtu) as places, ssh.logins(places) as logged:
+        contenders = [Versions(each, net, 1, options.servers, options.rounds or ROUNDS, hosts=logged) for each in who]
+        size = 2e-6 * elements(shapes_of(net))
+        title = f"From publish to a reader over {line(LINE, options.mtu)}: {size:,.0f} MB of which 1 % changes"
+        session.measure(Case("publish-line", title, contenders, ("gloo",)))
+
+
 @dataclass(frozen=True)
 class Versions:
     """A publisher and readers.
@@ -112,6 +133,8 @@ class Versions:
     Attributes:
         name: how: one of ``--who`` of the program.
         rounds: how many versions are counted after the first.
+        peers: who has the Python with Ray.
+        hosts: the publisher and all servers are on the first, and readers on the others; by default all are here.
     """
 
     name: str
@@ -119,6 +142,8 @@ class Versions:
     readers: int
     servers: int
     rounds: int
+    peers: Peers | None = None
+    hosts: ssh.Ssh | None = None
 
     def run(self) -> Samples:
         """See ``Contender``. Ours has two rows: from when ``publish_state`` returns, and from its call."""
@@ -126,13 +151,22 @@ class Versions:
             path = folder / "report"
             words = ["--who", self.name, "--net", self.net, "--readers", str(self.readers), "--folder", str(folder)]
             command = [*program("publish"), *words, "--rounds", str(self.rounds), "--report", str(path)]
-            publisher = Member("publisher", command)
+            first, *others = [HERE] * 2 if self.hosts is None else self.hosts.places
+            env = {"GLOO_SOCKET_IFNAME": INTERFACE} if first.namespace else {}
+            if self.name == "ray" and self.peers is not None:
+                env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # of this run alone
+                command = [self.peers.ray(), "-m", "benchmarks.programs.publish_ray", *command[3:]]
+            publisher = Member("publisher", command, env, first)
             if self.name == "kvstore":
                 job = launched(1, self.servers, command, {})
                 more = ["--readers", str(folder / "readers.json"), "--reader-share", "100%"]
-                publisher = Member(job.name, [*job.argv[:3], *more, *job.argv[3:]], job.env)
+                if self.hosts is not None:
+                    more += ["--launcher", "ssh", "--ssh-config", str(self.hosts.config)]
+                    more += ["-H", str(self.hosts.hostfile([first], 1))]
+                publisher = Member(job.name, [*job.argv[:-1], *more, job.argv[-1]], job.env, first)
             members = [
-                Member(f"reader {number}", [*command, "--reader", str(number)]) for number in range(self.readers)
+                Member(f"reader {number}", [*command, "--reader", str(number)], env, others[number % len(others)])
+                for number in range(self.readers)
             ]
             figures = run([publisher, *members], path)
         if self.name != "kvstore":

@@ -241,9 +241,10 @@ class PublishedCopy:
         for key, published in arrays.items():
             place = 0
             for segment in published.segments:
+                self._of_servers.setdefault(segment.server, [])  # an empty array has a version, too
                 for before, _ in enumerate(pieces(segment.stop - segment.start)):
                     piece = _Piece(segment.id, before, self.arrays[key], place)
-                    self._of_servers.setdefault(segment.server, []).append(piece)
+                    self._of_servers[segment.server].append(piece)
                     place += 1
 
     @property

@@ -20,7 +20,7 @@ from kvstore.errors import DeadlineExceeded, KVStoreError, NodeLost
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import split_key
 from kvstore.member.client import Client
-from kvstore.member.outstanding import Question
+from kvstore.member.outstanding import Effect, Question
 from kvstore.spec import Key
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.transport import Peer, Transport
@@ -39,16 +39,27 @@ Ask = tuple[
 
 
 class _Read(Question):
-    """A question whose answer is dropped if it comes after its call has given up: others may have the memory then."""
+    """A question whose answer is dropped if it comes after its call is over: others may have the memory then.
 
-    __slots__ = ()
+    That is looked at when it comes. A second Ctrl-C may end what the call does because of the first.
+    """
 
-    def forsake(self) -> None:
-        self.on_reply = None
+    __slots__ = ("_session",)
+
+    def __init__(self, session: ReaderSession, *question: Any) -> None:
+        super().__init__(*question)
+        self._session = session
+
+    def take(self, reply: Any) -> Effect | None:
+        return super().take(reply) if self._session.asking is self.operation else None
 
 
 class ReaderSession:
-    """See the module. ``listens``: whether anybody listens at an endpoint; None if that cannot be known."""
+    """See the module. ``listens``: whether anybody listens at an endpoint; None if that cannot be known.
+
+    Attributes:
+        asking: what is asked now, or was last.
+    """
 
     def __init__(
         self,
@@ -60,6 +71,7 @@ class ReaderSession:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.closed = False
+        self.asking: Operation | None = None
         self._clock = clock
         self._listens = listens or listening
         self._sleep = sleep
@@ -123,9 +135,9 @@ class ReaderSession:
         """
         if self._clock() - self._looked_at > FRESH_S:
             self._look()
-        operation = Operation(what, keys, self._client)
+        operation = self.asking = Operation(what, keys, self._client)
         questions = (
-            _Read(self._scheduler if server is None else self._servers[server], operation, kind, fields, take)
+            _Read(self, self._scheduler if server is None else self._servers[server], operation, kind, fields, take)
             for server, kind, fields, take in asks
         )
         try:
@@ -164,7 +176,7 @@ class ReaderSession:
         """Say goodbye, and close the links. May be called again."""
         if self.closed:
             return
-        self.closed = True
+        self.closed, self.asking = True, None
         with contextlib.suppress(KVStoreError):
             for peer in (self._scheduler, *self._servers):
                 if peer:

@@ -221,6 +221,8 @@ class ReadDesk:
     def _note(self, message: wire.ReadVersion) -> None:
         store = self.stores.get(message.store)
         known = store is not None and store.publishing.lineage == message.lineage
+        if store is not None:
+            store.publishing.fetches(message.node, message.want if known else 0)
         held = min(message.held, default=0) if known else 0
         self._followers.pop(message.node, None)
         self._followers[message.node] = _Follower(message.store, held, self._reports)

@@ -1,7 +1,9 @@
 """The versions of one store's values on one server: made when rounds close, and read while training goes on. Pure.
 
-A version is made of a bucket at its round, in one pass over the bucket, before the next update. The last two whole
-versions can be read. A standby makes a version when its primary has: only then has it the primary's values for sure.
+A version is made of a bucket at its round, in one pass over the bucket, before the next update. Two whole versions can
+be read: the newest, and the one before, or the one that a reader fetches. Without the latter, readers would never have
+all of a version where one is made while they fetch half of another. A standby makes a version when its primary has:
+only then has it the primary's values for sure.
 """
 
 from __future__ import annotations
@@ -50,6 +52,8 @@ _NAN = {
 
 _SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # numpy has no bfloat16
 
+PATIENCE = 16  # versions that are made without a word of a reader that fetches one: then it counts as gone
+
 _mine = threading.local()  # a job in one process has servers in threads
 
 
@@ -62,7 +66,7 @@ def _scratch(dtype: torch.dtype) -> torch.Tensor:
 
 
 class _Replaced(NamedTuple):
-    """What the newest version has replaced in one block: old bits and marks, at ``positions`` of the block or all."""
+    """What was replaced in a block since ``previous``: old bits and marks, at ``positions`` of the block, or all."""
 
     start: int
     positions: Array | None
@@ -79,7 +83,8 @@ class PublishedValues:
 
     Attributes:
         newest: the number of the newest version; None before the first.
-        previous: the number of the version before; None if there is none.
+        previous: the number of the other version that is kept; None if there is none.
+        until: that of the version after it.
     """
 
     def __init__(self, size: int, source_dtype: str, dtype: str) -> None:
@@ -87,10 +92,12 @@ class PublishedValues:
         self.dtype = dtype
         self.newest: int | None = None
         self.previous: int | None = None
+        self.until = 0
         self._bits: Array = np.zeros(size, f"u{ITEMSIZE[dtype]}")
         self._marks: Array = np.zeros(size, np.uint8)
         self._changes: list[int] = []  # by mark: the version that made this change
-        self._replaced: list[_Replaced] = []
+        self._replaced: list[_Replaced] = []  # in the order of versions; of an element, the first is the oldest
+        self._whole_blocks: set[int] = set()  # where all of a block is in ``_replaced``
         self._sums: dict[int, int] = {}
         self._answers: dict[int, list[Buffer]] = {}  # what the last change alone makes, by version
         self._nan = _NAN.get(dtype) if dtype != source_dtype else None
@@ -98,21 +105,28 @@ class PublishedValues:
 
     @property
     def nbytes(self) -> int:
-        """The memory of the published copy, of the marks, and of what the newest version has replaced."""
+        """The memory of the published copy, of the marks, and of what has been replaced since ``previous``."""
         replaced = sum(each.bits.nbytes + each.marks.nbytes for each in self._replaced)
         positions = sum(each.positions.nbytes for each in self._replaced if each.positions is not None)
         return self._bits.nbytes + self._marks.nbytes + replaced + positions
 
-    def publish(self, values: torch.Tensor, version: int) -> int:
+    def publish(self, values: torch.Tensor, version: int, keep: int | None = None) -> int:
         """Make ``values``, 1-d on the CPU, the newest version; return how many of its elements have changed.
+
+        Args:
+            values: of all elements.
+            version: its number.
+            keep: the version that stays, if it is here; by default that before this one.
 
         Raises:
             UsageError: the numbers of versions do not rise.
         """
         if self.newest is not None and version <= self.newest:
             raise UsageError(f"version {version} cannot be published after version {self.newest}: numbers must rise")
-        self._replaced = []
         changed = 0
+        self._renew_marks()
+        if not self._stays(keep):
+            self.previous, self.until, self._replaced, self._whole_blocks = self.newest, version, [], set()
         if self.newest is None:
             for start in range(0, self.size, BLOCK):
                 part = self._bits[start : start + BLOCK]
@@ -121,12 +135,12 @@ class PublishedValues:
             self._changes = [version]
             changed = self.size
         else:
-            self._renew_marks()
+            since = self._changes_by(self.previous or 0)
             for start in range(0, self.size, BLOCK):
-                changed += self._replace(start, self._round(values[start : start + BLOCK]))
+                changed += self._replace(start, self._round(values[start : start + BLOCK]), since)
             if changed:
                 self._changes.append(version)
-        self.previous, self.newest = self.newest, version
+        self.newest = version
         self._sums = {at: total for at, total in self._sums.items() if at == self.previous}
         self._answers.clear()
         return changed
@@ -140,12 +154,9 @@ class PublishedValues:
         """
         if at not in (self.newest, self.previous):
             return None
-        reached = len(self._changes) - 1
-        if at == self.previous and self._replaced:
-            reached -= 1
-        known = -1
+        reached, known = self._changes_by(at), -1
         if since is not None and since <= (self.newest or 0):
-            known = bisect_right(self._changes, since) - 1
+            known = self._changes_by(since)
         if known == reached:
             return []
         bits = self._bits_at(at)
@@ -156,9 +167,9 @@ class PublishedValues:
         if at != self.newest and known < reached:
             marks = self._with([(each, each.marks) for each in self._replaced], marks)
         oldest = min(known, reached)
-        last = oldest == len(self._changes) - 2 and bool(self._replaced)
+        last = oldest == len(self._changes) - 2 == self._changes_by(self.previous or 0)
         few = [(each.start, each.positions) for each in self._replaced if last and each.positions is not None]
-        if last and len(few) == len(self._replaced):  # the last change alone: without a pass over the marks
+        if few and len(few) == len(self._replaced):  # the last change alone: without a pass over the marks
             answer = self._answers.get(at)
             if answer is None:  # else another reader has had it
                 where = np.concatenate([start + positions.astype(np.int64) for start, positions in few])
@@ -212,7 +223,17 @@ class PublishedValues:
         self._bits.view(np.uint8)[:] = bits.numpy()
         self._marks[:] = marks.numpy()
         self.newest, self.previous, self._changes = newest, None, list(numbers)
-        self._replaced, self._sums, self._answers = [], {}, {}
+        self._replaced, self._whole_blocks, self._sums, self._answers = [], set(), {}, {}
+
+    def _stays(self, keep: int | None) -> bool:
+        """Return whether version ``keep`` is ``previous``, and is to stay that."""
+        if keep is None or self.previous is None:
+            return False
+        return self.previous <= keep < self.until and self._changes_by(self.previous) >= 0
+
+    def _changes_by(self, version: int) -> int:
+        """Return the place in ``_changes`` of the last change that ``version`` has; below 0 if none is known."""
+        return bisect_right(self._changes, version) - 1
 
     def _round(self, values: torch.Tensor) -> Array:
         """Return the bits of ``values``, a block at most, in the published dtype; valid until the next call."""
@@ -232,8 +253,11 @@ class PublishedValues:
         bits[magnitudes > infinity] = published
         return True
 
-    def _replace(self, start: int, new: Array) -> int:
-        """Publish ``new`` bits of the block at ``start``; return how many have changed."""
+    def _replace(self, start: int, new: Array, since: int) -> int:
+        """Publish ``new`` bits of the block at ``start``; return how many have changed.
+
+        What has a mark above ``since`` has changed since the previous version, and has been kept then.
+        """
         bits, marks = self._bits[start : start + len(new)], self._marks[start : start + len(new)]
         mark = len(self._changes)
         differs = np.not_equal(bits, new, out=_scratch(torch.bool).numpy()[: len(new)])
@@ -242,7 +266,9 @@ class PublishedValues:
             if self._make_canonical(new):
                 count = int(np.count_nonzero(np.not_equal(bits, new, out=differs)))
             if count:
-                self._replaced.append(_Replaced(start, None, bits.copy(), marks.copy()))
+                if start not in self._whole_blocks:
+                    self._replaced.append(_Replaced(start, None, bits.copy(), marks.copy()))
+                    self._whole_blocks.add(start)
                 bits[:] = new
                 # This mark is the highest. Where each second element differs, copyto(where=) takes ten times as long.
                 np.maximum(marks, differs.view(np.uint8) * np.uint8(mark), out=marks)
@@ -253,8 +279,11 @@ class PublishedValues:
             really = chosen != bits.take(positions)
             positions, chosen = positions[really], chosen[really]
         if len(positions):
-            few = positions.astype(np.uint32)
-            self._replaced.append(_Replaced(start, few, bits.take(positions), marks.take(positions)))
+            if start not in self._whole_blocks:
+                old = marks.take(positions)
+                first = slice(None) if since == mark - 1 else old <= max(0, since)
+                few = positions[first].astype(np.uint32)
+                self._replaced.append(_Replaced(start, few, bits.take(few), old[first]))
             bits[positions] = chosen
             marks[positions] = mark
         return len(positions)
@@ -263,9 +292,9 @@ class PublishedValues:
         if len(self._changes) < _MARKS:
             return
         for start in range(0, self.size, BLOCK):
-            marks = self._marks[start : start + BLOCK]
-            np.maximum(marks, _FORGOTTEN, out=marks)
-            np.subtract(marks, _FORGOTTEN, out=marks)
+            _forget(self._marks[start : start + BLOCK])
+        for each in self._replaced:
+            _forget(each.marks)
         del self._changes[:_FORGOTTEN]
 
     def _bits_at(self, at: int) -> Array:
@@ -277,18 +306,31 @@ class PublishedValues:
     def _with(replaced: list[tuple[_Replaced, Array]], now: Array) -> Array:
         """Return a copy of ``now`` with what was replaced."""
         before: Array = now.copy()
-        for (start, positions, *_), old in replaced:
+        for (start, positions, *_), old in reversed(replaced):  # the oldest last
             before[start : start + BLOCK][slice(None) if positions is None else positions] = old
         return before
 
 
+def _forget(marks: Array) -> None:
+    np.maximum(marks, _FORGOTTEN, out=marks)
+    np.subtract(marks, _FORGOTTEN, out=marks)
+
+
 @dataclass(slots=True)
 class _Pending:
-    """A version that is not whole here: ``missing`` has the segments that it lacks, with their rounds."""
+    """A version that is not whole here.
+
+    Attributes:
+        missing: the segments that it lacks, with their rounds.
+        keep: the version beside which it is kept; None for the one before it.
+        begun: whether some of it is made, and ``keep`` is known.
+    """
 
     number: int
     label: str
     missing: dict[int, int]
+    keep: int | None = None
+    begun: bool = False
 
 
 class Publishing:
@@ -298,7 +340,7 @@ class Publishing:
         lineage: of the versions.
         pending: the versions that are not whole here, oldest first. Look here before anything else: it is empty at most
             times, and always where nothing is published.
-        whole: the labels of the last two whole versions, by number.
+        whole: the labels of the whole versions that can be read, by number: two at most.
         made: how many versions have become whole here.
     """
 
@@ -311,6 +353,7 @@ class Publishing:
         self._buckets = buckets
         self._recording = recording
         self._last = 0  # the number of the last version that was asked for
+        self._wanted: dict[wire.Node, tuple[int, int]] = {}  # what readers fetch, and ``made`` when they last asked
         self._values: dict[int, list[PublishedValues]] = {}  # by segment, of each of its pieces
         self._rows: dict[int, PublishedRows] = {}  # by segment, of a table
 
@@ -370,17 +413,33 @@ class Publishing:
                 self._make(pending, [number for number in message.ids if number in pending.missing])
         self._settle()
 
+    def fetches(self, node: wire.Node, number: int) -> None:
+        """Note which version a reader fetches, 0 for none: as long as it asks for that, it is kept."""
+        self._wanted.pop(node, None)
+        if number:
+            self._wanted[node] = number, self.made
+
+    def _fetched(self) -> int | None:
+        """Return the older one of the whole versions, if a reader fetches it."""
+        if len(self.whole) < 2:
+            return None
+        self._wanted = {node: wanted for node, wanted in self._wanted.items() if self.made - wanted[1] < PATIENCE}
+        older = min(self.whole)
+        return older if any(number == older for number, _ in self._wanted.values()) else None
+
     def _make(self, pending: _Pending, ids: Sequence[int]) -> None:
         if self._buckets.doubt_of(ids) is not None:  # half updated: there is no such version, and no later one either
             self.pending.remove(pending)
             return
+        if not pending.begun:
+            pending.begun, pending.keep = True, self._fetched()
         for number in ids:
             if self._buckets.is_table(number):
                 self.rows_of(number).publish(pending.number, pending.label)
             else:
                 flat = self._buckets.value(number).reshape(-1)
                 for (start, stop), values in zip(pieces(flat.numel()), self._values[number], strict=True):
-                    values.publish(flat[start:stop], pending.number)
+                    values.publish(flat[start:stop], pending.number, pending.keep)
             del pending.missing[number]
         if self._recording.on:
             self._recording.note(wire.VersionMade(self._store, pending.number, list(ids)))
@@ -388,10 +447,10 @@ class Publishing:
     def _settle(self) -> None:
         while self.pending and not self.pending[0].missing:
             done = self.pending.pop(0)
+            kept = done.keep if done.keep in self.whole else self.newest
+            self.whole = {number: label for number, label in self.whole.items() if number == kept}
             self.whole[done.number] = done.label
             self.made += 1
-            for old in sorted(self.whole)[:-2]:
-                del self.whole[old]
 
     def rows_of(self, number: int) -> PublishedRows:
         """Return what is published of the table of segment ``number``, nothing yet perhaps.
@@ -483,7 +542,7 @@ class Publishing:
         newest, previous = values.newest, values.previous
         # A version has the newest values up to then: its own, unless the piece was published again since.
         at = newest if newest is None or number >= newest else previous
-        if newest is None or at is None or number < at:
+        if newest is None or at is None or number < at or (at != newest and number >= values.until):
             return None
         total = values.checksum(at)
         changes = values.changes(min(held, newest) or None, at)

@@ -10,7 +10,7 @@ from benchmarks.options import WHATS, parse
 
 def test_defaults():
     options = parse(["pushpull"])
-    assert options.peers == ("mxnet", "gloo", "openmpi", "sockets")
+    assert options.peers == ("mxnet", "gloo", "openmpi", "sockets", "ray")
     assert options.mtu == 1500
     assert (options.workers, options.servers, options.rounds, options.repeats) == (2, 2, None, None)
     assert not options.one_line
@@ -54,7 +54,7 @@ def test_peers(text, names):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("pushpull --peers horovod", "no peer 'horovod'; choose from mxnet, gloo, openmpi, sockets, or none"),
+        ("pushpull --peers horovod", "no peer 'horovod'; choose from mxnet, gloo, openmpi, sockets, ray, or none"),
         ("pushpull --net alexnet", "no network 'alexnet'"),
         ("pushpull --rounds 0", "'0' is not a number from 1"),
         ("network --mtu 100", "'100' is not a number from 576 to 65535"),

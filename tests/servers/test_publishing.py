@@ -202,6 +202,7 @@ class Reader:
         self.copy = PublishedCopy(arrays, self.memory)
         self.out = torch.zeros(SIZE * len(segments), dtype=torch.bfloat16)
         self.version = 0
+        self.node = sender(0 if other is None else 1, role="reader").node
         self.newest: wire.VersionRead | None = None
         self.asked: list[tuple[VersionAsk | None, Any]] = []  # None: which version there is
 
@@ -216,6 +217,10 @@ class Reader:
             self.fetches[:] = [self]
             self.copy.note(self.newest.lineage, self.newest.number, self.newest.label)
             self.asked += [(ask, self.copy.fields(ask)) for ask in self.copy.asks()]
+            for server in self.job.servers:
+                publishing = server.shard.stores[0].publishing
+                if publishing.lineage == self.memory.lineage:
+                    publishing.fetches(self.node, self.memory.number)
 
     def hear(self, which: int) -> None:
         """Hear one server's answer, of this moment, to what was asked some time ago."""

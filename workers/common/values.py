@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import GeneratorType
@@ -14,6 +15,8 @@ from torch import nn
 
 from kvstore import UsageError
 from workers.common.tensors import has_parts, is_averaged
+
+log = logging.getLogger(__name__)
 
 
 class Buffer(NamedTuple):
@@ -64,6 +67,13 @@ def buffers_around(params: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
         for child in list(module._modules.values()):  # a copy, because other threads may be making their modules
             parents.setdefault(id(child), []).append(module)
     holders = {id(each): each for each in modules if any(id(one) in place for one in list(each._parameters.values()))}
+    hidden = place.keys() - {id(param) for each in holders.values() for param in list(each._parameters.values())}
+    if hidden and gc.get_freeze_count():
+        log.warning(
+            "gc.freeze() has hidden the modules of %d parameters: each worker keeps its own buffers of these, such as "
+            "batch statistics; broadcast_parameters(model) sends rank 0's",
+            len(hidden),
+        )
     outer = list(holders.values())
     while outer:
         outer = [each for inner in outer for each in parents.get(id(inner), ()) if id(each) not in holders]

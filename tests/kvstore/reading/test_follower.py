@@ -91,6 +91,22 @@ def test_a_follower_may_be_there_before_the_store_and_its_keys() -> None:
         job.run_sessions(work)
 
 
+def test_empty_arrays_have_versions_too() -> None:
+    def work(store: DistStore) -> None:
+        store.init(["none", "w"], [torch.zeros(0, 3), torch.zeros(3)])
+        with reader_of(job) as reader:
+            model = reader.follow({"none": torch.zeros(0, 3)})
+            assert not model.update()
+            for number in (1, 2):
+                assert store.publish(label=f"{number}") == model.wait_newer() == number
+                assert (model.version, model.label, model.update()) == (number, f"{number}", False)
+            with pytest.raises(DeadlineExceeded, match="no version after 2"):
+                model.wait_newer(0.3)
+
+    with job_with_readers(workers=1) as job:
+        job.run(work)
+
+
 def test_versions_of_a_store_whose_every_push_is_an_update() -> None:
     def work(store: DistStore) -> None:
         store.set_optimizer("sgd", learning_rate=1.0)

@@ -21,6 +21,7 @@ from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, Mismatch
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import pair, with_key
 from kvstore.lineage import NOWHERE, Version
+from kvstore.member.client import Client
 from kvstore.reading import held
 from kvstore.reading.held import HeldRows, HeldValue, ReadSegment, reads_of, reads_of_rows
 from kvstore.reading.reader import RowPull
@@ -221,6 +222,29 @@ def test_an_answer_that_comes_after_its_call_has_given_up_is_dropped() -> None:
     with pytest.raises(DeadlineExceeded):
         session.ask("pull", ["w"], asks, session.deadline(5.0), late=lambda: waits.append(transport.now))
     assert len(waits) >= 4
+    (asked,) = (asked for peer, asked in transport.asked if peer == b"server-1" and isinstance(asked, wire.ReadValues))
+    transport.dead.clear()
+    transport.arrive(b"server-1", wire.ValuesRead(asked.seq, 0, [], []))
+    assert len(read(session)) == 2
+    assert taken == [0]
+
+
+def test_an_answer_is_dropped_though_a_second_interrupt_has_ended_the_clean_up_of_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    transport = PlayedJob()
+    session = connected(transport)
+    transport.dead.add("server-1")
+    taken: list[int] = []
+    asks: Any = [(server, wire.ReadValues, READ, lambda _, server=server: taken.append(server)) for server in range(2)]
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Client, "give_up", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            session.ask("pull", ["w"], asks, session.deadline(5.0), late=interrupt)
     (asked,) = (asked for peer, asked in transport.asked if peer == b"server-1" and isinstance(asked, wire.ReadValues))
     transport.dead.clear()
     transport.arrive(b"server-1", wire.ValuesRead(asked.seq, 0, [], []))

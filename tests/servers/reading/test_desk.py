@@ -2,12 +2,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import ANY
 
+import numpy as np
 import pytest
 import torch
 from asking import floats, sender
 
 from kvstore import wire
+from kvstore.codecs.changes import checksum
 from kvstore.errors import KeyNotInitialized, UsageError
 from kvstore.optim.optimizer import describe
 from kvstore.rule import Rule
@@ -17,6 +20,7 @@ from kvstore.wire.guests import NOT_HELD, aligned
 from servers.reading import desk as desk_module
 from servers.reading.desk import MOST_WAITING, SILENT, TRIES, ReadDesk, ValueRead
 from servers.requests.guest_links import ReaderLinks
+from servers.store.publishing import PATIENCE
 from servers.store.served_store import ServedStore
 
 
@@ -245,6 +249,59 @@ def test_a_follower_waits_for_another_version_than_it_has() -> None:
     assert [peer for peer, _ in answers(one)] == [b"b"]
     publish(one, 2)
     assert [(peer, reply.number) for peer, reply in answers(one)] == [(b"a", 2)]
+
+
+def fetches(one: ReadDesk, rank: int, want: int) -> int:
+    """Ask for a part of a version; return the number of the one that comes."""
+    ask = wire.ReadVersion(sender(rank, role="reader"), 0, [4], 1 << 60, [0], want)
+    one.handle(b"fetches", ask)
+    [number] = [reply.number for peer, reply in answers(one) if peer == b"fetches"]
+    return int(number)
+
+
+def test_a_version_stays_while_a_reader_fetches_it() -> None:
+    one = desk()
+    publish(one, 1)
+    assert fetches(one, 0, 1) == 1
+    for number in range(2, PATIENCE):
+        publish(one, number)
+        assert fetches(one, 1, number) == number  # another one, and faster
+    assert list(one.stores[0].publishing.whole) == [1, number]
+    one.handle(b"", waits(0, 2, held=1, lineage=1 << 60))  # it has it
+    publish(one, number + 1)
+    assert fetches(one, 1, number) == number
+    for later in range(number + 2, number + 2 * PATIENCE):  # the other one is gone
+        publish(one, later)
+    assert list(one.stores[0].publishing.whole) == [later - 1, later]
+
+
+def test_a_version_that_stays_is_taken_for_no_later_one() -> None:
+    served = store()
+    publishing = served.publishing
+
+    def version(number: int) -> None:
+        clocks = [number - 1, number - 1]
+        publishing.begin(wire.Publish(sender(), 0, 1 << 60, number, "", None, [4, 9], clocks))
+
+    version(1)
+    for key in (4, 9):
+        push(served, key, 1, 1.0)
+    version(2)
+    publishing.fetches(sender(role="reader").node, 1)
+    for number in (3, 4):  # one segment is two rounds ahead of the other
+        push(served, 4, number - 1, float(number))
+        version(number)
+    push(served, 9, 2, 3.0)
+    assert list(publishing.whole) == [1, 3]
+    (ahead,), (behind,) = (publishing.pieces_of([key]) for key in (4, 9))
+    assert publishing.changes(ahead, 0, 3) is None
+    for piece in (ahead, behind):
+        assert publishing.changes(piece, 0, 1) == (checksum(np.zeros(piece.size, "f4")), ANY)
+    assert publishing.changes(behind, 0, 3) == (checksum(np.full(piece.size, 3, "f4")), ANY)
+    publishing.fetches(sender(role="reader").node, 2)  # which is gone
+    push(served, 4, 4, 5.0)
+    version(5)
+    assert (ahead.newest, ahead.previous, behind.previous) == (5, 4, 1)
 
 
 def test_who_follows_is_told_and_how_far_behind() -> None:

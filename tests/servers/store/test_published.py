@@ -35,16 +35,19 @@ class Model:
         self.published = PublishedValues(size, source, dtype)
         self.copies: dict[int, Any] = {}
         self.versions: list[int] = []
+        self.previous: int | None = None
 
-    def publish(self, values: torch.Tensor, version: int) -> None:
+    def publish(self, values: torch.Tensor, version: int, keep: bool = False) -> None:
+        """Publish; with ``keep`` the version stays that is previous now."""
         new = bits(values, self.dtype)
         old = self.copies.get(self.versions[-1]) if self.versions else None
-        changed = self.published.publish(values, version)
+        if not keep or self.previous is None:
+            self.previous = self.published.newest
+        changed = self.published.publish(values, version, self.previous if keep else None)
         assert changed == (self.size if old is None else np.count_nonzero(new != old))
         self.copies[version] = new
         self.versions.append(version)
-        assert self.published.newest == version
-        assert self.published.previous == (self.versions[-2] if len(self.versions) > 1 else None)
+        assert (self.published.newest, self.published.previous) == (version, self.previous)
 
     def check(self, since: int | None, at: int) -> int:
         """Return the bytes of the answer that makes ``since`` into ``at``, which it must do exactly."""
@@ -57,10 +60,11 @@ class Model:
         return sum(memoryview(buffer).nbytes for buffer in buffers)
 
     def check_all(self) -> None:
-        for at in self.versions[-2:]:
+        there = [at for at in self.versions if at in (self.versions[-1], self.previous)]
+        for at in there:
             for since in [None, *self.versions]:
                 self.check(since, at)
-        for gone in self.versions[:-2]:
+        for gone in set(self.versions) - set(there):
             assert self.published.changes(None, gone) is None
             assert self.published.checksum(gone) is None
 
@@ -71,6 +75,7 @@ class Model:
         self.published.restore({name: tensor.clone() for name, tensor in tensors.items()}, dict(plain))
         for since in self.versions:
             self.check(since, self.versions[-1])
+        self.previous = None
         assert self.published.previous is None
 
 
@@ -80,24 +85,28 @@ SPECIAL = [0.0, -0.0, float("nan"), -float("nan"), float("inf"), 1e-42, 1.0, 1.0
 @given(
     st.sampled_from(DTYPES),
     st.sampled_from([0, 1, 9, 700]),
-    st.lists(st.tuples(st.integers(1, 3), st.floats(0, 1), st.booleans()), min_size=1, max_size=12),
+    st.lists(
+        st.tuples(st.integers(1, 3), st.floats(0, 1), st.sampled_from([False, False, False, True]), st.booleans()),
+        min_size=1,
+        max_size=12,
+    ),
     st.integers(0, 1000),
 )
 @settings(max_examples=60, deadline=None)
 def test_any_version_becomes_the_newest_and_the_one_before_to_the_bit(
-    dtypes: tuple[str, str], size: int, steps: list[tuple[int, float, bool]], seed: int
+    dtypes: tuple[str, str], size: int, steps: list[tuple[int, float, bool, bool]], seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     model, version = Model(size, *dtypes), 0
     values = torch.zeros(size, dtype=getattr(torch, dtypes[0]))
-    for skipped, share, restore in steps:
+    for skipped, share, restore, keep in steps:
         version += skipped
         where = torch.from_numpy(np.flatnonzero(rng.random(size) < share**3))
         chosen = torch.from_numpy(rng.choice(SPECIAL, len(where)))
         values[where] = (
             chosen.nan_to_num(3, 4, 5).clamp(0, 200).to(values.dtype) if "int" in dtypes[1] else chosen.to(values.dtype)
         )
-        model.publish(values, version)
+        model.publish(values, version, keep)
         model.check_all()
         if restore:
             model.restored()
@@ -140,6 +149,42 @@ def test_changes_in_some_blocks_of_many_are_found_and_undone() -> None:
     model.publish(values, 9)  # nothing
     model.check_all()
     assert model.check(3, 9) == 0
+
+
+def test_a_version_that_is_kept_while_others_come_takes_the_memory_of_its_changed_elements_once() -> None:
+    size = 2 * BLOCK + 1000
+    model = Model(size, "float32", "bfloat16")
+    values = torch.arange(1, size + 1, dtype=torch.float32)
+    model.publish(values, 1)
+    for version in range(2, 9):
+        values[: 5000 if version < 8 else BLOCK] *= -2  # the same of the first block, and then all
+        values[BLOCK : BLOCK + 200_000] *= -2 if version < 4 else 1  # most of the second, twice
+        values[2 * BLOCK - version] *= -2 if version > 3 else 1  # and then others
+        values[2 * BLOCK + version] *= -2  # in the last block each time another one
+        model.publish(values, version, keep=True)
+        model.check_all()
+        whole = 1 + (version == 8)
+        assert model.published.nbytes == 3 * (size + whole * BLOCK + 5000 + version - 1) + 4 * (5000 + version - 1)
+    assert model.previous == 1
+    model.publish(values, 9)
+    assert model.published.nbytes == (2 + 1) * size
+
+
+def test_a_kept_version_goes_when_so_many_changes_are_forgotten() -> None:
+    model, values = Model(1000, "float32", "float32"), torch.zeros(1000)
+    model.publish(values, 1)
+    for version in range(2, 700):
+        values[version % 50] += 1
+        before = model.published.previous
+        model.published.publish(values, version, before)
+        model.copies[version] = bits(values, "float32")
+        for at in {version, model.published.previous} - {None}:
+            for since in (None, version - 1, before, at):
+                model.check(since, at)
+        if before == model.published.previous and before is not None and before > 1:
+            assert model.check(before - 1, before) <= 24
+        assert model.published.nbytes < 1000 * 5 + 300 * 9
+    assert (model.published.previous or 0) > 400
 
 
 def test_going_back_from_the_newest_version_costs_its_changes() -> None:

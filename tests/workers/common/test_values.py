@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -105,6 +106,22 @@ def test_an_optimizers_parameters_lead_to_the_buffers_of_their_model() -> None:
     assert "ModuleDict.inner.norm.running_mean" in found
     assert not {id(buffer) for buffer in other.buffers()} & {id(buffer) for buffer in found.values()}
     assert buffers_around([torch.zeros(2)]) == {}
+
+
+def test_modules_that_the_collector_does_not_show_are_missed_aloud(caplog: pytest.LogCaptureFixture) -> None:
+    model = Tied()
+    gc.unfreeze()
+    buffers_around([torch.zeros(2)])
+    assert not caplog.records
+    gc.freeze()
+    try:
+        assert buffers_around(model.parameters()) == {}
+        later = Tied()
+        assert len(buffers_around(later.parameters())) == 3
+    finally:
+        gc.unfreeze()
+    (record,) = caplog.records
+    assert f"hidden the modules of {len(list(model.parameters()))} parameters" in record.getMessage()
 
 
 @pytest.mark.parametrize("first", [0, 1])
