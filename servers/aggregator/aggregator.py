@@ -87,10 +87,17 @@ class Aggregator:
         """Return the answer to a worker's question what a request waits for, which a server has answered."""
         return [(peer, reason.reply(seq))]
 
-    def depart(self, workers: Collection[int]) -> Outbox:
-        """Note which workers have left in order: nobody of this host waits for them."""
-        self._departed = workers
-        return self._each(lambda store: store.depart(workers))
+    def depart(self, workers: Collection[int], lost: Collection[int] = ()) -> Outbox:
+        """Note which workers have left in order, and which are ``lost``: nobody of this host waits for them.
+
+        What comes of one that is lost from now on is refused.
+        """
+        for rank in lost:
+            incarnation = self._incarnations.pop(rank, None)
+            if incarnation is not None:
+                self._reply_links.forget(wire.Node("worker", rank, incarnation))
+        self._departed = gone = [*workers, *lost]
+        return self._each(lambda store: store.depart(gone))
 
     def tick(self, now: float) -> Outbox:
         return self._each(lambda store: store.tick(now))

@@ -391,6 +391,8 @@ class Scheduler:
         if isinstance(message, wire.Census):
             return [Answer(peer, message, wire.Counted(message.seq, self.members.lost))]
         self._failure.check()
+        if member.role == "worker" and member.rank in self._departures.lost:  # nobody counts on what it does
+            raise NodeLost(f"{member.node} was given up, and the job goes on without it")
         served = self._stores.serve(peer, message, self._now)
         if served is None:
             raise UsageError(f"the scheduler does not handle a {type(message).__name__} of {message.node}")

@@ -194,7 +194,7 @@ class Rounds(Generic[T]):
         del self._open[self.version]
         contributions = [each for _, (_, each) in sorted(round_.contributions.items(), key=_RANK)]
         if self._late:
-            contributions += [each for _, _, each in sorted(self._late, key=lambda entry: entry[:2])]
+            contributions += [each for _, _, each in sorted(self._late, key=lambda entry: (entry[0], entry[1][0]))]
             self._late.clear()
         return contributions
 
@@ -291,9 +291,11 @@ class Rounds(Generic[T]):
         return len(round_.ranks) - len(self._lost & round_.ranks) >= self._enough()
 
     def _enough(self) -> int:
-        """Return how many contributions complete the next round."""
+        """Return how many contributions of workers that are not lost complete the next round."""
+        # At least one: while all others pause, a round of lost workers alone stays open, and others are in it later. If
+        # it were over here, servers to which its pushes have not come would be behind this one when all go on.
         within = self._number - len(self._absent)
-        return within if self._quorum is None else max(1, min(self._quorum, within))
+        return max(1, within if self._quorum is None else min(self._quorum, within))
 
     def _look(self) -> None:
         """Find the workers that are not in the next round: they pause before it, have left, or are lost."""
