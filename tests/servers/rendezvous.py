@@ -80,6 +80,7 @@ class Job:
         aggregated: the ranks of the workers of each aggregator.
         replicas: how many standbys each server has.
         door: knows which key each link has proved.
+        min_workers: the job goes on without workers that die as long as so many are left; 0 if it does not.
     """
 
     def __init__(
@@ -92,9 +93,13 @@ class Job:
         replicas: int = 0,
         start: bool = True,
         door: Door | None = None,
+        min_workers: int = 0,
     ) -> None:
         self.scheduler = Scheduler(
-            workers, servers, LIMIT, farewell_s, door, num_aggregators=len(aggregated), replicas=replicas
+            *(workers, servers, LIMIT, farewell_s, door),
+            num_aggregators=len(aggregated),
+            replicas=replicas,
+            min_workers=min_workers,
         )
         self.now = 1000.0
         self.workers = [Member("worker", 100 + n, n) for n in range(workers)]

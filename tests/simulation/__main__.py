@@ -1,7 +1,8 @@
 """``python -m simulation 0-9999``: runs of whole jobs in virtual time, by seeds; see ``runs.py``.
 
 ``--crashes`` kills each member after each message of one run instead. ``--replicas`` gives each server a standby; see
-``takeovers.py``. With ``--tables`` workers push rows of tables then. Ends with 1 if a run was wrong, or hung.
+``takeovers.py``. With ``--tables`` workers push rows of tables then. ``--losses`` lets jobs go on without workers that
+die; see ``losses.py``. Ends with 1 if a run was wrong, or hung.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
+from simulation import losses
+from simulation.job import Outcome
 from simulation.runs import HOSTS, Plan, carry_out, crashes, verdict
 from simulation.takeovers import exhaustive, judge, replicated, short, with_tables
 
@@ -24,6 +28,7 @@ def main() -> int:
     parser.add_argument("--hosts", action="store_true", help="with --crashes: of 4 workers on 2 hosts with aggregators")
     parser.add_argument("--replicas", action="store_true", help="each server has a standby")
     parser.add_argument("--tables", action="store_true", help="with --replicas: of programs with tables")
+    parser.add_argument("--losses", action="store_true", help="jobs go on without workers that die")
     parser.add_argument("--step", type=int, default=1, help="with --crashes and --replicas: after each n-th message")
     parser.add_argument("--most", type=int, default=10, help="traces that are printed; default %(default)s")
     options = parser.parse_args()
@@ -33,8 +38,7 @@ def main() -> int:
     began = time.monotonic()
     for seed in range(int(first), int(last or first) + 1):
         for plan in _plans(options, seed):
-            outcome = carry_out(plan)
-            said = (judge if plan.replicas else verdict)(plan, outcome)
+            said, outcome = _carry_out(plan)
             verdicts[said if said in ("exact", "loud") else "wrong"] += 1
             if said not in ("exact", "loud"):
                 print(f"{plan}: {said}", flush=True)
@@ -45,10 +49,25 @@ def main() -> int:
     return 1 if verdicts["wrong"] else 0
 
 
+def _carry_out(plan: Plan) -> tuple[str, Outcome]:
+    if plan.least:
+        run = losses.Run(plan)
+        return run.verdict, run.outcome
+    outcome = carry_out(plan)
+    return (judge if plan.replicas else verdict)(plan, outcome), outcome
+
+
 def _plans(options: argparse.Namespace, seed: int) -> Iterator[Plan]:
     hosts = HOSTS[0] if options.hosts else ()
     chosen = with_tables if options.tables else lambda plan: plan
-    if options.crashes and options.replicas:
+    if options.losses and options.crashes:
+        for plan in losses.short(seed):
+            plan = replace(plan, replicas=int(options.replicas), shares=options.replicas)
+            plan = replace(plan, program="survive rows") if options.tables else plan
+            yield from losses.exhaustive(plan, step=options.step)
+    elif options.losses:
+        yield losses.lossy(seed)
+    elif options.crashes and options.replicas:
         for plan in short(seed, hosts):
             yield from exhaustive(chosen(plan), step=options.step)
     elif options.crashes:

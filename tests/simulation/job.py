@@ -90,6 +90,8 @@ class SimulatedJob:
         shares: whether standbys are handed what updates have made, now and then.
         start_s: how long a process that is started again takes to run, on average.
         restarts: how often dead servers, standbys and schedulers are started again, all together.
+        reaped: whether the launcher sees at once who has ended; else the scheduler notices who is silent. By default
+            only with restarts.
         supervised: whether the supervision of ``launch.py`` decides when and how the job ends, and who is to blame.
         options: more, for ``Config``.
     """
@@ -106,6 +108,7 @@ class SimulatedJob:
         restarts: int = 0,
         start_s: float = 0.05,
         shares: bool = False,
+        reaped: bool | None = None,
         supervised: bool = False,
         **options: Any,
     ) -> None:
@@ -120,12 +123,11 @@ class SimulatedJob:
         self._worked_at = self.world.now
         # A scheduler that may be started again has a log.
         self._directory = TemporaryDirectory(prefix="simulated-") if restarts else None
-        # Without restarts the launcher is so slow that the scheduler notices by itself who is silent.
         self.launcher = (Supervision if supervised else SimulatedLauncher)(
             self.network,
             self.processes,
             ROOT,
-            REAP_S if restarts else 2 * HEARTBEAT_LIMIT_S,
+            REAP_S if (restarts if reaped is None else reaped) else 2 * HEARTBEAT_LIMIT_S,
             restarts,
             start_s,
             RESTARTED,

@@ -62,6 +62,9 @@ class Plan:
         rounds: at most so many, where the program can.
         late: a member that hears the scheduler so many seconds late.
         limit_s: after how many seconds of silence a member is lost.
+        workers: how many, where no host has an aggregator.
+        least: the job goes on without workers that die as long as so many are left; 0 if it does not.
+        reaped: whether the launcher sees at once who has ended, if that is decided here.
     """
 
     seed: int
@@ -82,13 +85,19 @@ class Plan:
     rounds: int = 100
     late: tuple[str, float] | None = None
     limit_s: float = HEARTBEAT_LIMIT_S
+    workers: int = 2
+    least: int = 0
+    reaped: bool | None = None
 
     @property
     def members(self) -> tuple[str, ...]:
         members = (*MEMBERS, *STANDBYS) if self.replicas else MEMBERS
-        if not self.hosts:
-            return members
-        return (*members, "worker 2", "worker 3", *(f"aggregator {number}" for number in range(len(self.hosts))))
+        more = [f"worker {rank}" for rank in range(2, self.num_workers)]
+        return (*members, *more, *(f"aggregator {number}" for number in range(len(self.hosts))))
+
+    @property
+    def num_workers(self) -> int:
+        return 4 if self.hosts else self.workers
 
     @classmethod
     def of(cls, seed: int) -> Plan:
@@ -122,37 +131,47 @@ class Plan:
 
 
 def carry_out(plan: Plan) -> Outcome:
-    piece_bytes = 4096 if plan.pieces else 1 << 20
-    job = SimulatedJob(
+    return carry_out_in(job_of(plan), plan, _program(plan))
+
+
+def job_of(plan: Plan) -> SimulatedJob:
+    return SimulatedJob(
         plan.seed,
         plan.weather,
-        workers=4 if plan.hosts else 2,
+        workers=plan.num_workers,
         hosts=plan.hosts,
         rule=RULES[plan.mode],
         bigarray_bound=BOUND,
-        piece_bytes=piece_bytes,
+        piece_bytes=4096 if plan.pieces else 1 << 20,
         replicas=plan.replicas,
         restarts=RESTARTS if plan.replicas else 0,
         start_s=plan.start_s,
         shares=plan.shares,
+        reaped=plan.reaped,
         heartbeat_s=plan.limit_s / 10,
         heartbeat_timeout_s=plan.limit_s,
+        min_workers=plan.least,
     )
-    training: Program
+
+
+def _program(plan: Plan) -> Program:
     if plan.program == "count":
-        training = Counting(plan.seed, plan.mode, plan.uneven, plan.rounds)
-    elif plan.program == "assigned":
-        training = Assigned(min(plan.rounds, 5))
-    elif plan.program == "bits":
-        training = Bits(plan.seed, plan.compression, min(plan.rounds, 3))
-    elif plan.program == "count rows":
-        training = RowCounting(plan.seed, plan.mode, plan.uneven, plan.rounds)
-    elif plan.program == "count twins":
-        training = TwinCounting(plan.seed, plan.mode, plan.uneven, plan.rounds)
-    elif plan.program == "row bits":
-        training = RowBits(plan.seed, min(plan.rounds, 3))
-    else:
-        training = Training(plan.seed, plan.mode, plan.compression, plan.uneven, later=bool(plan.replicas))
+        return Counting(plan.seed, plan.mode, plan.uneven, plan.rounds)
+    if plan.program == "assigned":
+        return Assigned(min(plan.rounds, 5))
+    if plan.program == "bits":
+        return Bits(plan.seed, plan.compression, min(plan.rounds, 3))
+    if plan.program == "count rows":
+        return RowCounting(plan.seed, plan.mode, plan.uneven, plan.rounds)
+    if plan.program == "count twins":
+        return TwinCounting(plan.seed, plan.mode, plan.uneven, plan.rounds)
+    if plan.program == "row bits":
+        return RowBits(plan.seed, min(plan.rounds, 3))
+    return Training(plan.seed, plan.mode, plan.compression, plan.uneven, later=bool(plan.replicas))
+
+
+def carry_out_in(job: SimulatedJob, plan: Plan, training: Any) -> Outcome:
+    """Run ``training`` in the job of a plan, and let happen what the plan says."""
     due: defaultdict[int, list[Action]] = defaultdict(list)
     for member, at in plan.crashes:
         due[at].append(partial(job.kill, member))

@@ -46,6 +46,20 @@ def test_a_link_with_another_key_is_turned_away():
     assert door.admitted == [b"good"]
 
 
+def test_a_worker_that_is_lost_is_waited_for_no_more_and_not_heard_when_it_comes_back():
+    host = Host((2, 3))
+    host.push(2, {1: [1, 2]})
+    assert host.sent == []
+    host.core.depart([], [3])
+    exchange = host.take()
+    assert total(exchange) == [1, 2]
+    push = host.workers[3].push({1: floats(7, 7)})
+    ((_, reply),) = host.core.handle(host.workers[3].peer, sent(push), 0.0)
+    assert "is not a worker of this host" in text_of(reply, "UsageError")
+    host.push(2, {1: [3, 4]}, 2)
+    assert total(host.take()) == [3, 4]
+
+
 @pytest.mark.parametrize(
     ("ask", "text", "kind"),
     [

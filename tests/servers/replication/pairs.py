@@ -49,6 +49,7 @@ class Counting:
         self._rank = rank
         self.noted: list[int] = []
         self.departed: list[int] = []
+        self.lost: list[int] = []
         self.recorder = lambda message: None
         self.strangers: set[bytes] = set()
 
@@ -73,8 +74,8 @@ class Counting:
             self.apply(message)
         return [(peer, wire.Ack(message.seq))]
 
-    def depart(self, workers: Collection[int]) -> Outbox:
-        self.departed = list(workers)
+    def depart(self, workers: Collection[int], lost: Collection[int] = ()) -> Outbox:
+        self.departed, self.lost = list(workers), list(lost)
         return []
 
     def apply(self, message: wire.Message) -> None:
