@@ -22,6 +22,7 @@ VALUES: dict[str, Any] = {
     "encryption": False,
     "host_aggregation": False,
     "replicas": 1,
+    "min_workers": 1,
     "restarts": 7,
     "readers": "/r",
     "max_readers": 8,

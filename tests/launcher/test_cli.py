@@ -585,3 +585,11 @@ def test_a_failure_says_which_process_and_how() -> None:
 def test_a_failure_can_be_handed_on_to_another_process() -> None:
     failure = pickle.loads(pickle.dumps(WorkerFailed("worker 1", "exited with code 7", "details")))
     assert str(failure) == "worker 1 exited with code 7\n\ndetails"
+
+
+def test_how_many_workers_must_be_left_is_an_option_or_a_variable() -> None:
+    given = {"KVSTORE_MIN_WORKERS": "1"}
+    assert job("-n", "3", "x").cluster.min_workers == 0
+    assert job("-n", "3", "--min-workers", "2", "x").cluster.min_workers == 2
+    assert job("-n", "3", "x", environ=given).cluster.min_workers == 1
+    assert job("-n", "3", "--min-workers", "0", "x", environ=given).cluster.min_workers == 0

@@ -508,3 +508,10 @@ def test_ssh_shows_the_aggregators(here: Path, capsys: pytest.CaptureFixture[str
 def test_only_what_is_computed_has_a_value() -> None:
     shown = dryrun.variables({"DMLC_ROLE": "worker", "KVSTORE_SECRET_KEY": "hunter2", "B": "", "A": "hunter2"})
     assert shown == "A=... B=... DMLC_ROLE=worker KVSTORE_SECRET_KEY=..."
+
+
+@pytest.mark.parametrize("least", [-1, 4])
+def test_no_more_workers_can_be_needed_than_there_are(least: int) -> None:
+    with pytest.raises(LaunchError, match=f"--min-workers {least}: the job has 3 workers .*valid: 1 to 3, or 0"):
+        Job(3, 1, ("x",), cluster=Cluster(min_workers=least))
+    assert Job(3, 1, ("x",), cluster=Cluster(min_workers=3)).cluster.min_workers == 3

@@ -460,3 +460,58 @@ def test_a_scheduler_that_may_die_is_started_again_at_once_or_the_job_fails() ->
     run.now += 60
     assert run.exit(SCHEDULER, code=1) == [Tell(SCHEDULER, "exited with code 1")]
     assert run.ending.exit_code == 1
+
+
+# ---- workers that die while the job goes on
+
+
+def sparing(least: int = 1) -> Run:
+    made = Run(restarts=Restarts(TASKS, frozenset(), 0, min_workers=least))
+    assert made.tick() == []
+    return made
+
+
+@pytest.mark.parametrize("exit", [{"signum": 9}, {"code": 1}])
+def test_a_worker_without_which_enough_are_left_is_lost_and_the_job_ends_well(exit: dict[str, int]) -> None:
+    run = sparing()
+    how = "was killed by SIGKILL" if "signum" in exit else "exited with code 1"
+    assert run.exit(WORKER_0, **exit) == [Lose(WORKER_0, how, 1, True)]
+    run.now += 60
+    assert run.tick() == []
+    assert run.exit(WORKER_1) == []
+    assert run.ending.phase is Phase.LINGER
+    run.exit(SCHEDULER, SERVER)
+    assert run.over_with == 0
+
+
+def test_the_last_that_dies_when_all_others_have_ended_lets_the_job_end() -> None:
+    run = sparing()
+    assert run.exit(WORKER_0) == []
+    assert run.exit(WORKER_1, signum=9) == [Lose(WORKER_1, "was killed by SIGKILL", 1, True)]
+    assert run.ending.phase is Phase.LINGER
+
+
+def test_one_too_many_fails_the_job_by_its_name() -> None:
+    run = sparing()
+    run.exit(WORKER_0, signum=9)
+    run.now += 5
+    actions = run.exit(WORKER_1, signum=11)
+    assert Tell(WORKER_1, "was killed by SIGSEGV") in actions
+    run.exit(SCHEDULER, SERVER, code=JOB_FAILED_EXIT)
+    assert run.over_with == 128 + 11
+
+
+def test_one_that_was_given_up_and_comes_back_has_not_failed_the_job() -> None:
+    run = sparing()
+    own = ExitReport("worker 0 was given up", consequence=True, cause="start 1 of worker 0")
+    run.ending.reported(WORKER_0, own)
+    assert run.exit(WORKER_0, code=JOB_FAILED_EXIT) == [Lose(WORKER_0, "exited with code 3", 1, True)]
+    run.exit(WORKER_1)
+    run.exit(SCHEDULER, SERVER)
+    assert run.over_with == 0
+
+
+def test_one_that_ends_because_the_job_has_failed_is_not_spared() -> None:
+    run = sparing()
+    run.ending.reported(WORKER_0, failed("start 1 of server 0", "server 0 was killed"))
+    assert not [action for action in run.exit(WORKER_0, code=JOB_FAILED_EXIT) if isinstance(action, Lose)]

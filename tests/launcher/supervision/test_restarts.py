@@ -126,3 +126,28 @@ def test_one_that_ends_by_its_own_error_again_and_again_is_given_up(how: Exit, l
         made.begins(SERVER, now)
     assert (fate.at is None) == given_up
     assert ("it has ended so 3 times soon after its start, and is given up" in fate.text) == given_up
+
+
+# ---- workers without which the job goes on
+
+WORKERS = [*TASKS, *(Task("worker", rank, ("x",), {}) for rank in range(3))]
+
+
+def test_workers_may_die_as_long_as_enough_are_left() -> None:
+    made = Restarts(WORKERS, frozenset(), 0, min_workers=1)
+    assert made.any
+    assert [made.spares(index) for index in (SERVER, STANDBY, SCHEDULER)] == [False] * 3
+    assert [made.spares(index) for index in (3, 4, 5)] == [True, True, False]
+
+
+def test_without_a_least_no_worker_may_die() -> None:
+    made = Restarts(WORKERS, frozenset(), 0)
+    assert not made.any
+    assert not made.spares(3)
+    assert not Restarts(WORKERS, frozenset(), 0, min_workers=3).any
+
+
+def test_the_least_is_that_of_the_job() -> None:
+    three = Job(3, 1, ("x",), cluster=Cluster(min_workers=2))
+    made = Restarts.of(three, WORKERS)
+    assert [made.spares(index) for index in (3, 4)] == [True, False]

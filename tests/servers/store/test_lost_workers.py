@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from asking import Desk, Door, Worker, floats, optimized, text_of, updating
+from asking import Desk, Door, Worker, floats, optimized, read, text_of, updating
 from asking_rows import init_tables, push_rows
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,6 +89,18 @@ def test_one_that_had_paused_and_is_lost_is_not_waited_for_when_all_go_on() -> N
     assert closed(rounds) == []
     rounds.contribute([1], 2, "1")
     assert closed(rounds) == [["0", "1"]]
+
+
+def test_nobody_waits_for_the_last_push_of_one_that_had_paused_and_is_lost() -> None:
+    rounds: Rounds[str] = Rounds(range(3))
+    rounds.pause(2, 5)
+    for rank in (0, 1):
+        rounds.contribute([rank], 1, f"{rank}")
+    rounds.lose([2])
+    assert closed(rounds) == [["0", "1"]]
+    for rank in (0, 1):
+        rounds.pause(rank, 1)
+    assert rounds.settled
 
 
 def test_while_all_others_pause_its_rounds_stay_open_for_them() -> None:
@@ -291,16 +303,21 @@ def test_a_store_is_closed_when_all_who_live_have_closed_it(before: bool) -> Non
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_who_waits_for_worker_0_to_set_an_optimizer_is_told(before: bool) -> None:
-    desk, _w0, w1 = Desk(2, values={1: floats(0)}).and_workers()
-    call = w1.set_optimizer()
+def test_the_lowest_rank_that_lives_sets_an_optimizer_for_all(before: bool) -> None:
+    desk, _, w1, w2 = Desk(3, values={1: floats(0)}).and_workers()
+    first, last = w1.set_optimizer(lr=1.0), w2.set_optimizer(lr=1.0)
+    assert desk.ask(w2, last) == {}
     if before:
         desk.shard.depart([], [0])
-        replies = desk.ask(w1, call)
+        replies = desk.ask(w1, first)
     else:
-        desk.ask(w1, call)
+        assert desk.ask(w1, first) == {}
         replies = desk.named(desk.shard.depart([], [0]))
-    assert text_of(replies[1, call.seq], "NodeLost") == "worker 0 is lost, and has not called set_optimizer"
+    assert replies == {(1, first.seq): wire.Ack(first.seq), (2, last.seq): wire.Ack(last.seq)}
+    for worker in (w1, w2):
+        desk.ask(worker, worker.push({1: floats(2)}))
+    reply = desk.reply(w1, w1.pull([1], 1))
+    assert read(desk, reply).tolist() == [-6]
 
 
 def test_rows_are_scaled_too() -> None:
