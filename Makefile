@@ -96,7 +96,12 @@ faults: $(EXTRA)-test  ## cut, stop, kill and interrupt jobs by seeds, and count
 	PYTHONPATH=tests $(BIN)/python -m simulation 0 --crashes
 	PYTHONPATH=tests $(BIN)/python -m simulation $(SEEDS) --replicas
 	PYTHONPATH=tests $(BIN)/python -m simulation 0 --crashes --replicas
+	PYTHONPATH=tests $(BIN)/python -m simulation $(SEEDS) --losses
+	PYTHONPATH=tests $(BIN)/python -m simulation 0 --crashes --losses
+	PYTHONPATH=tests $(BIN)/python -m simulation 0 --crashes --losses --replicas
 	PYTHONPATH=tests $(BIN)/python -m faults 0 --kills 40
+	PYTHONPATH=tests $(BIN)/python -m faults.losing 0-7
+	PYTHONPATH=tests $(BIN)/python -m faults.losing 0-3 --modes sync --phases
 	PYTHONPATH=tests $(BIN)/python -m faults 0 --kills 8 --launch --kinds unix,shm,tcp,zeromq --modes sync
 	$(MAKE) demo-faults EPOCHS=40
 	PYTHONPATH=tests $(BIN)/python -m faults.checkpoints 200

@@ -41,10 +41,16 @@ class Processes:
         directory: a private one, of this run alone.
         work: what each worker does; what the plan says by default.
         replicas: 1 to give each server a standby, and to start dead servers, standbys and schedulers again.
+        least: the job goes on without workers that die as long as so many are left; 0 if it does not.
     """
 
     def __init__(
-        self, plan: Plan, directory: Path, work: Callable[[], object] | None = None, replicas: int = 0
+        self,
+        plan: Plan,
+        directory: Path,
+        work: Callable[[], object] | None = None,
+        replicas: int = 0,
+        least: int = 0,
     ) -> None:
         self.codes: dict[str, int] = {}
         self.starts: Counter[str] = Counter()
@@ -52,6 +58,7 @@ class Processes:
         self._plan = plan
         self._work_of = work
         self._replicas = replicas
+        self._least = least
         self._running: dict[str, int] = {}
         self._untold: list[tuple[dict[str, str], str, int, str, int, bool]] = []
         names = ["scheduler 0"]
@@ -137,7 +144,7 @@ class Processes:
         env |= HEARTBEAT | {"DMLC_ROLE": role, "DMLC_TASK_ID": rank, "KVSTORE_JOB": f"faults-{os.getpid()}"}
         env |= {"DMLC_NUM_WORKER": f"{self._plan.workers}", "DMLC_NUM_SERVER": f"{self._plan.servers}"}
         env["KVSTORE_SHM"] = "1" if self._plan.kind == "shm" else "0"
-        env["KVSTORE_REPLICAS"] = f"{self._replicas}"
+        env["KVSTORE_REPLICAS"], env["KVSTORE_MIN_WORKERS"] = f"{self._replicas}", f"{self._least}"
         if self._replicas and role == "scheduler":
             env["KVSTORE_SCHEDULER_LOG"] = f"{self.directory}/scheduler.journal"
         if listener is None:
@@ -190,13 +197,15 @@ def _exit_code(main: Callable[[], int]) -> int:
 
 
 @contextlib.contextmanager
-def running(plan: Plan, work: Callable[[Path], object] | None = None, replicas: int = 0) -> Iterator[Processes]:
+def running(
+    plan: Plan, work: Callable[[Path], object] | None = None, replicas: int = 0, least: int = 0
+) -> Iterator[Processes]:
     """The processes of a plan, see ``Processes``; none of them is left afterwards."""
     torch.set_num_threads(1)
     torch.optim.SGD([torch.zeros(1)])  # the first one imports much more of torch, so that forks have that, too
     directory = Path(tempfile.mkdtemp(prefix="faults-"))  # not a TemporaryDirectory: forks would remove it at their end
     try:
-        made = Processes(plan, directory, None if work is None else partial(work, directory), replicas)
+        made = Processes(plan, directory, None if work is None else partial(work, directory), replicas, least)
         try:
             yield made
         finally:

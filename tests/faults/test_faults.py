@@ -62,6 +62,16 @@ def test_servers_with_standbys_and_the_scheduler_are_killed() -> None:
     assert re.search(r"curve rows-coded 0: exact, \d+ rounds", done.stdout)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(EACH_S + 10)
+@pytest.mark.parametrize(("kind", "mode"), [("shm", "sync"), ("curve", "rows-async")])
+def test_workers_are_killed_and_the_others_go_on(kind: str, mode: str) -> None:
+    """Each push of those who live counts once, and what the dead were answered."""
+    done = ran("faults.losing", "0", "--kinds", kind, "--modes", mode, timeout=EACH_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{kind}: 5 workers killed" in done.stdout
+
+
 WELL = dict.fromkeys(("worker 0", "worker 1", "server 0", "server 1", "scheduler 0"), 0)
 BOTH = "[worker-0] exact after 50 pushes and 0 interrupts\n[worker-1] exact after 50 pushes and 0 interrupts\n"
 LOST = "[worker-0] kvstore.errors.NodeLost: server 1 has died\n"
