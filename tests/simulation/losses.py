@@ -117,11 +117,6 @@ class Run:
         texts = " ".join(map(str, failed.values()))
         if plan.num_workers - len(dead) < plan.least and any(f"worker {rank}" in texts for rank in dead):
             return "loud"
-        begun = any(self._program.seen.get(rank) for rank in failed)
-        if 0 in dead and "worker 0" in texts and not begun:
-            return "loud"  # it alone gives the first values
-        if plan.uneven and plan.num_workers - 1 in dead and "never ends" in texts:
-            return "loud"  # it died in a round of its own, which is over on one server: the other has not that version
         gone = self._killed()
         for rank in range(2):
             lost = [member for member, _ in plan.crashes if member in (f"server {rank}", f"standby {rank}")]
