@@ -49,9 +49,6 @@ def test_runs_by_seeds_are_exact_or_rightly_loud() -> None:
         require(lossy(seed), "exact", "loud")
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a server skips a round whose pushes an aggregator sends after those of a later one"
-)
 @pytest.mark.parametrize("seed", [75, 181, 317])
 def test_a_round_that_a_later_one_overtakes_is_not_skipped(seed: int) -> None:
     require(lossy(seed), "exact", "loud")
