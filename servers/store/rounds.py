@@ -119,7 +119,8 @@ class Rounds(Generic[T]):
     @property
     def settled(self) -> bool:
         """Whether the rounds up to the last push of every worker that pauses are over; True if not all pause."""
-        return len(self._paused) + len(self._lost) < self._number or self.version >= max(self._paused.values())
+        living = [last for rank, last in self._paused.items() if rank not in self._lost]
+        return len(living) + len(self._lost) < self._number or self.version >= max(living, default=0)
 
     def copy(self) -> Rounds[T]:
         made: Rounds[T] = Rounds(self._workers, self.version, self._quorum, self._keep)
@@ -258,9 +259,8 @@ class Rounds(Generic[T]):
 
     def lose(self, ranks: Collection[int]) -> None:
         """Note which workers are lost. Rounds go on without them, and what has come of them counts."""
+        # One that had paused stays so until all resume: it had run out of batches, and others do not stand for it.
         self._lost = self._workers.intersection(ranks) or NOBODY
-        for rank in self._lost:
-            self._paused.pop(rank, None)
         self._look()
 
     def pause(self, rank: int, clock: int) -> None:

@@ -91,6 +91,21 @@ def test_one_that_had_paused_and_is_lost_is_not_waited_for_when_all_go_on() -> N
     assert closed(rounds) == [["0", "1"]]
 
 
+def test_nobody_stands_for_one_that_had_run_out_of_batches_before_it_was_lost() -> None:
+    rounds: Rounds[str] = Rounds(range(3))
+    rounds.pause(2, 0)
+    rounds.lose([2])
+    for rank in (0, 1):
+        rounds.contribute((rank,), 1, f"of {rank}")
+    assert rounds.complete() == ["of 0", "of 1"]
+    assert rounds.factor(2) == 1.0, "it had pushed zeros, as it were"
+    rounds.resume()
+    for rank in (0, 1):
+        rounds.contribute((rank,), 2, f"of {rank}")
+    assert rounds.complete() == ["of 0", "of 1"]
+    assert rounds.factor(2) == 1.5
+
+
 def test_nobody_waits_for_the_last_push_of_one_that_had_paused_and_is_lost() -> None:
     rounds: Rounds[str] = Rounds(range(3))
     rounds.pause(2, 5)
