@@ -57,7 +57,7 @@ demo-faults: $(EXTRA)-examples $(EXTRA)-test  ## the demo, undisturbed and with 
 # Many tests wait for processes, and clusters more so: more of them at a time are faster on two cores, too.
 # tests/forked.py collects them once for all.
 PARALLEL := --processes 4
-PARALLEL_ALL := --processes 5
+PARALLEL_ALL := --processes 6
 
 # pytest compiles the assertions of all tests, once, in 25 s. In a fresh clone two processes do so.
 COMPILED := tests/__pycache__/test_docs.cpython-*-pytest-*.pyc
