@@ -9,7 +9,6 @@ import pytest
 from jobs import job
 from waiting import PROMPT, until
 
-import kvstore as kv
 from kvstore.transport.shm.presence import available
 
 TRAIN = """
@@ -217,8 +216,3 @@ def test_a_worker_that_is_interrupted_while_it_leaves_has_not_left_in_order(tmp_
     assert "[worker 0] the last words\n" in running.output
     assert "NodeLost: worker 0 failed: KeyboardInterrupt" in running.output
     assert "launch.py: worker 0 was killed by SIGINT" in running.output
-
-
-def test_outside_a_job_a_dist_store_says_what_to_do() -> None:
-    with pytest.raises(kv.ConfigError, match=r"launch\.py -n 2 -s 2"):
-        kv.create("dist_sync")

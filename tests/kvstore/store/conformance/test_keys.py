@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from every_store import ALL, every, pulled, settle
+from every_store import every, pulled, settle
 from small_jobs import BOUND
-from store_kinds import Jobs, Kind, Run
+from store_kinds import Run
 
 import kvstore as kv
-from kvstore.client import DistStore
 
 
 @every
@@ -119,6 +118,8 @@ def test_keys_of_one_kind(run: Run) -> None:
     def work(store: kv.KVStore) -> None:
         with pytest.raises(kv.KeyNotInitialized):
             store.pull("w", torch.ones(1))
+        with pytest.raises(kv.UsageError, match="keys of one kind"):
+            store.init(["w", 3], [torch.ones(1)] * 2)
         store.init(3, torch.ones(1))
         for call in (
             lambda: store.init("w", torch.ones(1)),
@@ -201,15 +202,6 @@ def test_the_job(run: Run) -> None:
 
     results = run(work)
     assert results == [(rank, len(results)) for rank in range(len(results))]
-
-
-@pytest.mark.parametrize("kind", ALL, ids=str)
-def test_the_type_is_the_name_asked_for(kind: Kind, jobs: Jobs) -> None:
-    if kind.dist:
-        types = jobs.job(kind).run_sessions(lambda session: DistStore(session, kind.name, kind.rule).type)
-        assert types == [kind.name] * kind.workers
-    else:
-        assert kv.create(kind.name.upper()).type == kind.name
 
 
 @every

@@ -50,8 +50,8 @@ def test_an_optimizer_may_come_after_init(run: Run) -> None:
 @every
 def test_the_callers_gradient_stays_as_it_is(run: Run) -> None:
     def work(store: kv.KVStore) -> None:
-        store.set_optimizer("sgd", learning_rate=1.0, rescale_grad=0.5, clip_gradient=0.25)
-        store.init(["w", "h"], [torch.zeros(3), torch.zeros(3, dtype=torch.float16)])
+        store.set_optimizer("sgd", learning_rate=1.0, momentum=0.9, wd=0.1, rescale_grad=0.5, clip_gradient=0.25)
+        store.init(["w", "h"], [torch.ones(3), torch.ones(3, dtype=torch.float16)])
         grads = torch.ones(3), torch.ones(3, dtype=torch.float16)
         outs = torch.empty(3), torch.empty(3, dtype=torch.float16)
         store.pushpull(["w", "h"], list(grads), list(outs))
