@@ -55,10 +55,11 @@ demo-faults: $(EXTRA)-examples $(EXTRA)-test  ## the demo, undisturbed and with 
 	PYTHONPATH=tests $(BIN)/python -m faults.demo build/demo/undisturbed --epochs $(EPOCHS)
 
 # Many tests wait for processes, and clusters more so: more of them at a time are faster on two cores, too.
-PARALLEL := -n 4 --dist worksteal
-PARALLEL_ALL := -n 5 --dist worksteal
+# tests/forked.py collects them once for all.
+PARALLEL := --processes 4
+PARALLEL_ALL := --processes 6
 
-# pytest compiles the assertions of all tests, once, in ten seconds. In a fresh clone each of the processes would do so.
+# pytest compiles the assertions of all tests, once, in 25 s. In a fresh clone two processes do so.
 COMPILED := tests/__pycache__/test_docs.cpython-*-pytest-*.pyc
 COMPILE = @ls $(COMPILED) >/dev/null 2>&1 || printf '%s\n' 'tests/kvstore' 'tests --ignore=tests/kvstore' | \
   xargs -P 2 -L 1 $(BIN)/python -m pytest -q -p no:cacheprovider --collect-only >/dev/null || true
@@ -105,7 +106,7 @@ faults: $(EXTRA)-test  ## cut, stop, kill and interrupt jobs by seeds, and count
 	PYTHONPATH=tests $(BIN)/python -m faults 0 --kills 8 --launch --kinds unix,shm,tcp,zeromq --modes sync
 	$(MAKE) demo-faults EPOCHS=40
 	PYTHONPATH=tests $(BIN)/python -m faults.checkpoints 200
-	KVSTORE_TESTS_LINES=1 $(BIN)/python -m pytest -q -n 2 tests/interrupts
+	KVSTORE_TESTS_LINES=1 $(BIN)/python -m pytest -q --processes 2 tests/interrupts
 	$(BIN)/python -m pytest -q -m faults
 
 lint: $(EXTRA)-dev  ## format, lint, types and import contracts
@@ -118,15 +119,18 @@ lint: $(EXTRA)-dev  ## format, lint, types and import contracts
 docs: $(EXTRA)-docs  ## build the site into build/site, with the API reference; every warning is an error
 	$(BIN)/python docs/build.py
 
+compiled: $(EXTRA)-test
+	$(COMPILE)
+
 # Not beside the tests, which keep two cores busy: run together, both took as long.
-check: $(EXTRA)-dev $(EXTRA)-docs  ## what CI runs, except the demo
-	printf '%s\n' lint docs | xargs -P 2 -n 1 $(MAKE) --no-print-directory
+check: $(EXTRA)-dev $(EXTRA)-docs $(EXTRA)-test  ## what CI runs, except the demo
+	printf '%s\n' lint docs compiled | xargs -P 2 -n 1 $(MAKE) --no-print-directory
 	$(MAKE) --no-print-directory test-ci
 
 # Twice the time of the tests alone: each of the processes that they start is measured, too.
 coverage: $(EXTRA)-test $(EXTRA)-dev  ## run all tests and list the lines that none of them runs; fails below 90 %
 	$(BIN)/coverage erase
-	$(BIN)/python -m pytest -q $(PARALLEL_ALL) -m "not faults" --cov --cov-config=setup.cfg --cov-report=term
+	$(BIN)/python -m pytest -q -n 5 --dist worksteal -m "not faults" --cov --cov-config=setup.cfg --cov-report=term
 
 format: $(EXTRA)-dev  ## let ruff format the code and repair what it can
 	$(BIN)/ruff format $(SOURCES)
@@ -146,4 +150,4 @@ clean:  ## remove .venv and everything that tools have left
 	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache bench-results .cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install demo demo-faults test test-ci test-all test-each-default faults lint docs check coverage format bench dist clean
+.PHONY: compiled help install demo demo-faults test test-ci test-all test-each-default faults lint docs check coverage format bench dist clean

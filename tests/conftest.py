@@ -14,7 +14,7 @@ from hypothesis import settings
 from waiting import PROMPT
 
 # Hosts, and the MPI, Slurm and Grid Engine that run on them; each begins with the first test that asks for it.
-pytest_plugins = ["cluster.fixtures", "defaults", "required"]
+pytest_plugins = ["cluster.fixtures", "defaults", "forked", "required"]
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)

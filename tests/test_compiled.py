@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
@@ -96,18 +94,6 @@ def test_a_store_of_a_users_own_breaks_the_graph_too() -> None:
         return out + 1
 
     assert torch.compile(step, backend="eager")(torch.ones(3)).tolist() == [5.0, 5.0, 5.0]
-
-
-def test_a_program_that_compiles_nothing_imports_no_dynamo() -> None:
-    program = """
-    import sys, torch, kvstore as kv
-    store = kv.create("local")
-    store.init("w", torch.zeros(2))
-    store.pushpull("w", torch.ones(2), torch.zeros(2))
-    assert "torch._dynamo" not in sys.modules
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_call_that_was_defined_before_torch_was_imported_breaks_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:

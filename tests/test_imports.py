@@ -55,6 +55,11 @@ store = kv.create("local")
 store.set_optimizer("adam", learning_rate=0.1)
 store.init("w", torch.zeros(300))
 store.pushpull("w", torch.ones(300), torch.zeros(300))
+plain = kv.create("local")
+plain.init("w", torch.zeros(2))
+plain.pushpull("w", torch.ones(2), torch.zeros(2))
+import kvstore.devices
+assert not torch.cuda.is_initialized()
 """
 
 

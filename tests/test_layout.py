@@ -25,6 +25,7 @@ ALLOWED = {
     "_exit": "of os",
     "_inheriting": "of multiprocessing: whether a process runs its parent's script, and not its own function yet",
     "_run_exitfuncs": "of atexit, which has no public way to run the hooks",
+    "_tmp_path_factory": "of pytest: what makes the directory that all tests have theirs in",
     "_set_updater": "of MXNet's KVStore",
     "_barrier": "of MXNet's KVStore",
     "_send_command_to_servers": "of MXNet's KVStore",

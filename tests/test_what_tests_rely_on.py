@@ -1,4 +1,4 @@
-"""What tests rely on: the line that is cut, jobs in threads, and skips that are failures in CI."""
+"""What tests rely on: the line that is cut, jobs in threads, skips that are failures in CI, and forked processes."""
 
 from __future__ import annotations
 
@@ -134,12 +134,12 @@ def test_that_passes():
 """
 
 
-def run(tmp_path: Path, require: str) -> subprocess.CompletedProcess[str]:
+def run(tmp_path: Path, *words: str, text: str = TESTS, **env: str) -> subprocess.CompletedProcess[str]:
     path = tmp_path / "test_it.py"
-    path.write_text(TESTS)
+    path.write_text(text)
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "required", "-p", "no:cacheprovider", "--rootdir", tmp_path, path],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "KVSTORE_TESTS_REQUIRE": require},
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, *words, tmp_path],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), **env},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -147,8 +147,12 @@ def run(tmp_path: Path, require: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def required(tmp_path: Path, require: str) -> subprocess.CompletedProcess[str]:
+    return run(tmp_path, "-p", "required", KVSTORE_TESTS_REQUIRE=require)
+
+
 def test_where_all_is_required_what_the_machine_lacks_is_a_failure(tmp_path: Path) -> None:
-    done = run(tmp_path, "all")
+    done = required(tmp_path, "all")
     assert done.returncode == 1, done.stdout
     assert "1 failed, 1 passed, 1 skipped, 1 xfailed, 2 errors" in done.stdout  # what is lacking before a test: errors
     for thing in ("teapot", "kettle", "cup"):
@@ -156,12 +160,69 @@ def test_where_all_is_required_what_the_machine_lacks_is_a_failure(tmp_path: Pat
 
 
 def test_elsewhere_it_is_skipped(tmp_path: Path) -> None:
-    done = run(tmp_path, "")
+    done = required(tmp_path, "")
     assert done.returncode == 0, done.stdout
     assert "1 passed, 4 skipped, 1 xfailed" in done.stdout
 
 
 def test_what_cannot_be_required_is_an_error(tmp_path: Path) -> None:
-    done = run(tmp_path, "cluster")
+    done = required(tmp_path, "cluster")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "KVSTORE_TESTS_REQUIRE=cluster: it can be all, or be left out" in done.stderr
+
+
+# ---- forked
+
+
+KILLED = """
+import os, signal
+
+def test_that_is_killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def test_behind_it():
+    pass
+"""
+PARTED = """
+import os, warnings
+import pytest
+
+COLLECTED = os.getpid()
+
+@pytest.fixture(scope="module")
+def whose():
+    yield os.getpid()
+    print("the end of", os.getpid())
+
+@pytest.mark.parametrize("number", range(20))
+def test_that_passes(number, whose):
+    assert whose == os.getpid() != COLLECTED
+
+def test_that_fails(whose):
+    os.system("echo words of a child")
+    assert not whose
+
+def test_that_warns():
+    warnings.warn("be careful")
+"""
+
+
+def test_forked_processes_run_each_test_once_and_one_that_dies_is_told(tmp_path: Path) -> None:
+    (tmp_path / "test_first.py").write_text(KILLED)
+    done = run(tmp_path, "-p", "forked", "--processes", "2", "-vv", text=PARTED)
+    assert done.returncode == 1, done.stdout
+    assert "3 failed, 21 passed, 1 warning" in done.stdout
+    for number in range(20):
+        assert done.stdout.count(f"::test_that_passes[{number}] PASSED") == 1
+    assert "test_that_is_killed - its process ended with -9" in done.stdout
+    assert "test_behind_it - it was not run" in done.stdout
+    assert "words of a child" in done.stdout
+    assert "UserWarning: be careful" in done.stdout
+
+
+def test_forked_processes_stop_where_one_failure_is_enough(tmp_path: Path) -> None:
+    (tmp_path / "test_first.py").write_text(PARTED.replace("20", "0"))
+    done = run(tmp_path, "-p", "forked", "--processes", "1", "-x", text=PARTED)
+    assert done.returncode == 1, done.stdout
+    assert "stopping after 1 failures" in done.stdout
+    assert "1 failed, 1 skipped in" in done.stdout, "no test ran after it"

@@ -83,14 +83,11 @@ class Hosts:
 
     @classmethod
     @contextlib.contextmanager
-    def up(
-        cls, count: int, *, rate: str | None = None, ports: Sequence[int] = (), shared: Sequence[Path] = ()
-    ) -> Iterator[Hosts]:
+    def up(cls, count: int, *, ports: Sequence[int] = (), shared: Sequence[Path] = ()) -> Iterator[Hosts]:
         """So many hosts, which are gone at the end with all that runs in them.
 
         Args:
             count: how many.
-            rate: how much each may send, in the words of ``tc``; without a limit if unset.
             ports: where each one's sshd listens; 22 if there is none for it.
             shared: directories in /tmp or /root that all hosts see, besides this checkout and our Python.
 
@@ -113,7 +110,7 @@ class Hosts:
             names = [f"{mark}-{number}" for number in range(1, count + 1)]
             hosts = cls(directory, network, names, [*ports, *[22] * count][:count])
             stack.callback(hosts.end)
-            hosts.begin(rate, [ROOT, Path(sys.prefix), Path(sys.base_prefix), *shared])
+            hosts.begin([ROOT, Path(sys.prefix), Path(sys.base_prefix), *shared])
             yield hosts
 
     def __len__(self) -> int:
@@ -129,11 +126,10 @@ class Hosts:
         """The same, without the ports: who connects must say them."""
         return self._ssh.portless
 
-    def hostfile(self, slots: int | None = None, form: str = "{address} slots={slots}") -> Path:
+    def hostfile(self) -> Path:
         """A new file with a line for each host."""
-        lines = [(form if slots else "{address}").format(address=address, slots=slots) for address in self.addresses]
-        path = self.directory / f"hostfile-{slots}-{len(list(self.directory.iterdir()))}"
-        path.write_text("\n".join(lines) + "\n")
+        path = self.directory / f"hostfile-{len(list(self.directory.iterdir()))}"
+        path.write_text("\n".join(self.addresses) + "\n")
         return path
 
     @property
@@ -208,7 +204,7 @@ class Hosts:
                 os.kill(pid, signal.SIGKILL)
         return not running
 
-    def begin(self, rate: str | None, shared: Sequence[Path]) -> None:
+    def begin(self, shared: Sequence[Path]) -> None:
         known = zip(self.names, self.addresses, self.addresses6, strict=True)
         lines = ["127.0.0.1 localhost", "::1 localhost"]
         lines += [f"{address} {name}" for name, *both in known for address in both]
@@ -229,7 +225,7 @@ class Hosts:
             words = [name, f"{self.directory}", f"{disk}", f"{self.directory / 'own'}", *server]
             host = Namespace(INIT, words, OWN, self.directory / f"init{number}.log")
             self._hosts.append(host)
-            self._network.plug(host, number, rate)
+            self._network.plug(host, number)
             host.go()
             logins.append(login)
         self._ssh.write(logins)

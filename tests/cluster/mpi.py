@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.hosts import Hosts
 from cluster.missing import find, need
-from cluster.namespaces import child
 from waiting import LONG
 
 KINDS = ("openmpi", "mpich")
-FORMS = {"openmpi": "{address} slots={slots}", "mpich": "{address}:{slots}"}
 
 
 @dataclass(frozen=True)
@@ -33,27 +29,11 @@ class Mpi:
     env: dict[str, str]
     hosts: Hosts
 
-    def hostfile(self, slots: int) -> Path:
-        """A file for ``--hostfile`` with so many places on each host."""
-        return self.hosts.hostfile(slots, FORMS[self.kind])
-
     def run(self, *words: str, text: str | None = None, timeout: float = LONG) -> subprocess.CompletedProcess[str]:
         """``mpirun`` with these words, to its end."""
         return subprocess.run(
             ["mpirun", *words], env=self.env, input=text, capture_output=True, text=True, check=False, timeout=timeout
         )
-
-    @contextlib.contextmanager
-    def start(self, words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-        """``mpirun`` with these words, in a session of its own, until the end; what it says is in ``log``."""
-        null = subprocess.DEVNULL
-        with (
-            log.open("wb") as out,
-            child(
-                ["mpirun", *words], env=self.env, stdin=null, stdout=out, stderr=out, start_new_session=True
-            ) as running,
-        ):
-            yield running
 
 
 def mpi(kind: str, hosts: Hosts) -> Mpi:

@@ -14,7 +14,6 @@ from pathlib import Path
 from cluster.namespaces import Failed, Namespace, call
 
 # What each may send is capped with so large a bucket that a full-speed sender is never starved by the timer.
-LIMIT = "burst 512kb latency 100ms"
 # On the link that this belongs to, nobody is; what is sent there is lost without a word.
 NOWHERE = "02:6b:76:00:00:fe"
 OUTSIDE, REFUSING, SILENT, NOBODY = 254, 253, 252, 251
@@ -71,7 +70,7 @@ class Network:
         """Addresses that swallow all that is sent to them."""
         return self.v4(SILENT), self.v6(SILENT)
 
-    def plug(self, host: Namespace, number: int, rate: str | None) -> None:
+    def plug(self, host: Namespace, number: int) -> None:
         """Put a namespace on the network, as ``eth0``."""
         self._inside(
             f"link add port{number} type veth peer name eth0 netns {host.pid}",
@@ -84,10 +83,8 @@ class Network:
             "link set eth0 up",
             *(f"neigh replace {address} lladdr {NOWHERE} dev eth0" for address in self.silent),
         ]
-        there = ["nsenter", "--target", f"{host.pid}", "--net"]
-        call(*there, "ip", "-batch", "-", text="\n".join(commands) + "\n")
-        if rate is not None:
-            call(*there, "tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate, *LIMIT.split())
+        there = ["nsenter", "--target", f"{host.pid}", "--net", "ip", "-batch", "-"]
+        call(*there, text="\n".join(commands) + "\n")
 
     def cut(self, number: int) -> None:
         """What one sends and what is sent to it is lost; it still sees a link, as if a cable were cut further on."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from jobs import job
-from waiting import LONG, PROMPT, until
+from waiting import PROMPT, until
 
 from kvstore.transport.shm.presence import available
 
@@ -112,15 +110,6 @@ def test_a_jobs_links_are_zeromqs_where_that_is_set(tmp_path: Path) -> None:
         assert "worker 1" in running.output.split("NodeLost:")[1], "the survivor does not name the one that left"
         assert not running.members()
     assert running.output.count("ZeroMQ") == 2, running.output
-
-
-@pytest.mark.release
-def test_a_worker_that_exits_with_7(tmp_path: Path) -> None:
-    with job(tmp_path, TRAIN + "            if store.rank == 1: sys.exit(7)\n", servers=1) as running:
-        assert running.wait() == 7
-        assert "launch.py: worker 1 exited with code 7" in running.output
-        assert "worker 1" in running.output.split("NodeLost:")[1], "the survivor does not name the one that left"
-        assert not running.members()
 
 
 @pytest.mark.usefixtures("none_ignored")
@@ -227,60 +216,3 @@ def test_a_worker_that_is_interrupted_while_it_leaves_has_not_left_in_order(tmp_
     assert "[worker 0] the last words\n" in running.output
     assert "NodeLost: worker 0 failed: KeyboardInterrupt" in running.output
     assert "launch.py: worker 0 was killed by SIGINT" in running.output
-
-
-@pytest.mark.release
-def test_a_worker_that_never_pushes_is_named_at_the_deadline(tmp_path: Path) -> None:
-    script = """
-        import time
-        import numpy as np
-        import kvstore as kv
-
-        store = kv.create("dist_sync")
-        weight = np.ones(3, np.float32)
-        store.init(["w", "v"], [weight, weight])
-        if store.rank == 0:
-            started = time.monotonic()
-            try:
-                store.pushpull(["w", "v"], [weight, weight])
-            except kv.DeadlineExceeded as error:
-                print("late:", error, flush=True)
-                assert time.monotonic() - started < 30
-            else:
-                raise SystemExit("nothing was missing")
-        try:
-            store.barrier() if store.rank else store.push("w", weight).wait(0.1)
-        except kv.DeadlineExceeded as error:
-            print("late:", error, flush=True)
-        """
-    settings = {"KVSTORE_TIMEOUT_S": "1", "KVSTORE_PATIENCE_S": "5"}
-    settings["KVSTORE_JOIN_TIMEOUT_S"] = f"{LONG:g}"  # processes that start are not late yet
-    with job(tmp_path, script, servers=1, **settings) as running:
-        running.wait()
-    assert "pushpull of 'w', 'v' is not done after 1 s" in running.output, "that is said, and patience goes on"
-    assert "late: pushpull of 'w', 'v' is not done after 5 s" in running.output
-    assert "worker 1, whose push 1 of" in running.output
-    assert "late: barrier is not done after 5 s: the scheduler waits at the barrier for worker 0" in running.output
-
-
-@pytest.mark.release
-def test_a_worker_that_does_not_come_is_named(tmp_path: Path) -> None:
-    script = """
-        import os, time
-        import kvstore as kv
-
-        if os.environ["DMLC_TASK_ID"] == "1":
-            time.sleep(600)
-        kv.create("dist_sync")
-        """
-    with job(tmp_path, script, servers=1, KVSTORE_JOIN_TIMEOUT_S="10") as running:
-        assert running.wait() == 1
-    assert "the scheduler waits for worker 1 to join" in running.output
-
-
-def test_outside_a_job_a_dist_store_says_what_to_do() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import kvstore as kv; kv.create('dist_sync')"], capture_output=True, text=True
-    )
-    assert done.returncode == 1
-    assert "launch.py -n 2 -s 2" in done.stderr

@@ -76,7 +76,7 @@ except NoData as error:
 """,
     "store = open('/dev/null')\ndef train(): return store\nlauncher.run(train)",
     "%%writefile training.py\ndef train(rate):\n    return 2 * rate",
-    "from training import train\nlauncher.run(train, args=(0.25,), num_workers=2, num_servers=1)",
+    "from training import train\nlauncher.run(train, args=(0.25,))",
     "launcher.run(train, 'dist_sync')",
 ]
 
@@ -108,7 +108,7 @@ def test_a_notebook(tmp_path: Path) -> None:
         "workers cannot get train from this session: it uses store, a TextIOWrapper that cannot be pickled" in shown[5]
     )
     assert "begin its cell with `%%writefile train.py`, and in the next cell run `from train import train`" in shown[5]
-    assert shown[7].endswith("[0.5, 0.5]")
+    assert shown[7].endswith("[0.5]")
     assert (
         "args must be a list or tuple of arguments, got 'dist_sync'; for one argument: args=('dist_sync',)" in shown[8]
     )

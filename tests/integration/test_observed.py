@@ -35,16 +35,19 @@ from servers.observer.trace_recording import TraceRecording
 from servers.tracing.chrome import ChromeTrace
 from servers.tracing.trace_writer import TraceWriter
 
-# ---- ``kvstore-status`` beside a real job that hangs, whose scheduler is stopped, and that goes on
+# ---- ``kvstore-status`` beside a real job that hangs, and whose scheduler is stopped; then workers have processes of
+# their own, and wait for each other
 
 
 HANGS = """
-    import pathlib, time
+    import os, pathlib, subprocess, sys, time
     import numpy as np
     import kvstore as kv
 
+    if sys.argv[1:] == ["child"]:
+        kv.create("dist_sync")
     store = kv.create("dist_sync")
-    store.init("w", np.zeros(8))
+    store.init(["v", "w"], [np.zeros(8)] * 2)
     store.pushpull("w", np.ones(8))
     go = pathlib.Path(__file__).with_name("go")
     if store.rank == 1:
@@ -52,8 +55,25 @@ HANGS = """
     while store.rank == 1 and not go.exists():
         time.sleep(0.05)  # hangs
     store.pushpull("w", np.ones(8))
+    if store.rank == 0:
+        print("the child ended with", subprocess.run([sys.executable, __file__, "child"]).returncode, flush=True)
+    if os.fork() == 0:
+        os._exit(0)
+    ended = 0
+    try:
+        while True:
+            os.wait()
+            ended += 1
+    except ChildProcessError:
+        print("children:", ended, flush=True)
     store.barrier()
+    store.pushpull("v" if store.rank == 0 else "w", np.ones(8))  # each waits for the other
 """
+
+
+def line_of(script: Path, end: str) -> int:
+    (found,) = (number for number, text in enumerate(script.read_text().split("\n"), 1) if text.endswith(end))
+    return found
 
 
 def status(running: Job, *options: str) -> subprocess.CompletedProcess[str]:
@@ -62,7 +82,8 @@ def status(running: Job, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.long
-def test_a_job_that_hangs_says_who_is_awaited_and_where_that_one_is(tmp_path: Path) -> None:
+def test_a_job_that_hangs_says_who_is_awaited_and_one_whose_workers_wait_for_each_other_ends(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
     with job(tmp_path, HANGS, servers=1) as running:
         shown = ""
 
@@ -74,10 +95,7 @@ def test_a_job_that_hangs_says_who_is_awaited_and_where_that_one_is(tmp_path: Pa
         running.until((tmp_path / "come").exists, "the hang")
         running.until(awaited, "the wait")
         assert "for worker 1, whose push 2 of 'w' is missing" in shown
-        (line,) = (
-            place for place, text in enumerate((tmp_path / "script.py").read_text().split("\n"), 1) if "# hangs" in text
-        )
-        assert f"script.py:{line} in <module>" in shown
+        assert f"script.py:{line_of(script, '# hangs')} in <module>" in shown
         document = json.loads(status(running, "--json", "--stacks").stdout)
         assert [(wait["waiting"], wait["missing"]) for wait in document["status"]["waits"]] == [([0], [1])]
         assert {one["role"] for one in document["stacks"]} == {"worker", "server"}
@@ -95,8 +113,17 @@ def test_a_job_that_hangs_says_who_is_awaited_and_where_that_one_is(tmp_path: Pa
         assert (late.returncode, "not answered within 0.5 s: it is stopped" in late.stdout) == (3, True)
 
         (tmp_path / "go").touch()
-        assert running.wait() == 0, running.output
+        assert running.wait() == 1, running.output
+        assert not running.members()
         assert status(running).returncode == 1, "its directory is gone"
+    lines = running.output.splitlines()
+    told = next(line for line in lines if "kvstore.errors.ConfigError: worker 0 of this job is process" in line)
+    assert told.startswith("[worker 0] ")
+    assert "[worker 0] the child ended with 1" in lines
+    assert {"[worker 0] children: 1", "[worker 1] children: 1"} <= set(lines)
+    assert "never ends: workers 0, 1 wait for each other: worker 0 is in pushpull of 'v' at " in lines[-1]
+    place = f"{script}:{line_of(script, '# each waits for the other')} in <module>"
+    assert f"worker 1 is in pushpull of 'w' at {place}: server " in running.output
 
 
 # ---- a worker that hangs, in whatever call: those who wait for it say at which line it is
@@ -208,10 +235,9 @@ def test_the_line_at_which_a_missing_worker_is_is_named_whatever_it_does(tmp_pat
     os.mkfifo(tmp_path / "fifo")
     with job(tmp_path, HANGS_ANYWHERE, servers=1) as running:
         assert running.wait() == 0, running.output
-    script = (tmp_path / "script.py").read_text().splitlines()
+    script = tmp_path / "script.py"
     for number, (case, words) in enumerate(SAID.items(), 1):
-        (line,) = (place for place, text in enumerate(script, 1) if text.endswith(f"# {case}"))
-        place = words.replace("LINE", f"{re.escape(str(tmp_path))}/script.py:{line}")
+        place = words.replace("LINE", f"{re.escape(str(script))}:{line_of(script, f'# {case}')}")
         reason = f"server 0 waits for worker 1, whose push {number + 1} of 'w' is missing"
         (said,) = re.findall(rf"^\[worker 0\] {case} (.*)$", running.output, re.MULTILINE)
         assert re.fullmatch(rf"after .* s: pushpull of 'w' .*: {reason}; worker 1 {place}", said), said
@@ -242,14 +268,14 @@ APART_S = 5000
 def test_a_trace_has_what_a_worker_did_before_it_was_killed(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     script = textwrap.dedent(ROUNDS).format(rounds=100, then=KILL)
-    with job(tmp_path, script, options=["--trace", f"{path}:2-60"]) as running:
+    with job(tmp_path, script, servers=1, options=["--trace", f"{path}:2-60"]) as running:
         assert running.wait() == 128 + signal.SIGKILL, running.output
     trace = ReadTrace.of(path)
-    assert set(trace.names.values()) == {"scheduler", "worker 0", "worker 1", "server 0", "server 1"}
+    assert set(trace.names.values()) == {"scheduler", "worker 0", "worker 1", "server 0"}
     assert trace.about["rounds"] == "2-60"
     assert trace.about["records lost"] == {}
     assert {span["args"]["round"] for span in trace.spans("worker 1", "pushpull")} == set(range(2, 32))
-    assert len(trace.spans("server 0", "update")) + len(trace.spans("server 1", "update")) >= 30
+    assert len(trace.spans("server 0", "update")) >= 30
     assert trace.round_trips() >= 60
     assert [begin["args"]["round"] for begin, _ in trace.requests("worker 0") if "answered" in begin["args"]]
     assert any("worker 1" in event["name"] for event in trace.events if event["ph"] == "i")

@@ -220,40 +220,7 @@ def test_a_run_goes_on_within_an_epoch_though_its_loader_reads_ahead(tmp_path: P
     assert "each takes its own part; each worker has 24 samples" in running.output
 
 
-# ---- workers with different numbers of batches, as real processes; and one that dies while another waits in join
-
-
-@pytest.mark.release
-def test_every_sample_counts_once_though_workers_have_different_numbers_of_batches(tmp_path: Path) -> None:
-    script = """
-        import torch
-        from torch.utils.data import DataLoader, TensorDataset
-        import kvstore as kv
-        from workers import SplitSampler
-
-        store = kv.create("dist_sync")
-        dataset = TensorDataset(torch.arange(1.0, 8.0))                  # 7 samples: 4 for worker 0, 3 for worker 1
-        sampler = SplitSampler(dataset, store.num_workers, store.rank)
-        loader = DataLoader(dataset, batch_size=1, sampler=sampler)
-        weight, bias = torch.zeros(2000, 1000), torch.zeros(1)            # one is cut over both servers
-        store.set_optimizer("sgd", learning_rate=1.0)
-        store.init(["w", "b"], [weight, bias])
-        for epoch in range(3):
-            sampler.set_epoch(epoch)
-            for (batch,) in loader:
-                store.pushpull(["w", "b"], [batch.expand(2000, 1000).contiguous(), batch], [weight, bias])
-            last = store.join()
-            store.pull(["w", "b"], [weight, bias])
-            assert (weight == bias).all()
-            count, now = len(loader), bias.item()
-            print(f"worker {store.rank}, epoch {epoch}: {count} batches, {last} last, {now:g}", flush=True)
-        """
-    with job(tmp_path, script) as running:
-        assert running.wait() == 0, running.output
-    for rank in (0, 1):
-        for epoch in range(3):
-            line = f"worker {rank}, epoch {epoch}: {4 - rank} batches, 0 last, {-28 * (epoch + 1)}"
-            assert line in running.output
+# ---- a worker that dies while another waits in join, and replicas after uneven batches, as real processes
 
 
 @pytest.mark.release
@@ -327,47 +294,3 @@ def test_replicas_are_equal_after_uneven_batches_and_other_rates_or_stores_are_n
     assert len(replicas) == 1, running.output
     assert running.output.count("named: workers disagree on the learning rate") == 2, running.output
     assert "store of worker 0 is a 'dist_sync' store" in running.output, running.output
-
-
-# ---- a worker's own processes, and two workers that wait for each other, in a real job
-
-
-FORKS = """
-import os
-import subprocess
-import sys
-import numpy as np
-import kvstore as kv
-
-if sys.argv[1:] == ["child"]:
-    kv.create("dist_sync")
-store = kv.create("dist_sync")
-value = np.zeros(3, np.float32)
-store.init(["a", "b"], [value, value])
-if store.rank == 0:
-    print("the child ended with", subprocess.run([sys.executable, __file__, "child"]).returncode, flush=True)
-if os.fork() == 0:
-    os._exit(0)
-ended = 0
-try:
-    while True:
-        os.wait()
-        ended += 1
-except ChildProcessError:
-    print("children:", ended, flush=True)
-store.barrier()
-store.pushpull("a" if store.rank == 0 else "b", value, out=value)
-"""
-
-
-def test_children_are_told_and_workers_that_wait_for_each_other_end(tmp_path: Path) -> None:
-    with job(tmp_path, FORKS) as running:
-        assert running.wait() == 1, running.output
-        assert not running.members()
-    lines = running.output.splitlines()
-    told = next(line for line in lines if "kvstore.errors.ConfigError: worker 0 of this job is process" in line)
-    assert told.startswith("[worker 0] ")
-    assert "[worker 0] the child ended with 1" in lines
-    assert {"[worker 0] children: 1", "[worker 1] children: 1"} <= set(lines)
-    assert "never ends: workers 0, 1 wait for each other: worker 0 is in pushpull of 'a' at " in lines[-1]
-    assert f"worker 1 is in pushpull of 'b' at {tmp_path / 'script.py'}:25 in <module>: server " in running.output

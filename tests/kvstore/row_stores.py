@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from store_kinds import Jobs, Kind, Run
+from store_kinds import Kind
 
 import kvstore as kv
 
-__all__ = ["Run", "each_of", "every", "in_rounds", "jobs", "run", "updating"]
-
 ROWS, WIDTH = 10, 3
 ONES = kv.Table(shape=(ROWS, WIDTH), init="constant")  # all rows are ones
-BOUND = 300  # elements: arrays of so many are cut over the servers
 
 LOCAL, SYNC, ASYNC = Kind("local"), Kind("dist_sync", 3, 2), Kind("dist_async", 3, 2)
 ROUNDS = [LOCAL, SYNC]
@@ -41,19 +38,6 @@ updating = each_of(ROUNDS, [*MORE_ROUNDS, QUORUM])  # with one, in rounds
 in_rounds = each_of(ROUNDS, MORE_ROUNDS)  # in rounds that every worker is in
 
 
-@pytest.fixture(scope="module")
-def jobs() -> Iterator[Jobs]:
-    """One running job for each kind of dist store, for all tests of a module."""
-    with Jobs(BOUND) as jobs:
-        yield jobs
-
-
-@pytest.fixture
-def run(request: pytest.FixtureRequest, jobs: Jobs) -> Run:
-    """Calls a function with a new store on every worker, and returns the results by rank."""
-    return lambda work: jobs.run(request.param, work)
-
-
 def begin(store: kv.KVStore, table: Any = ONES, lr: float = 1.0, key: Any = "t", **options: Any) -> None:
     store.set_optimizer("sgd", learning_rate=lr, **options)
     store.init(key, table)
@@ -69,18 +53,3 @@ def firsts(store: kv.KVStore, ids: Any = None, key: Any = "t") -> list[float]:
     rows = store.row_sparse_pull(key, row_ids=list(range(ROWS)) if ids is None else ids)
     assert bool((rows == rows[..., :1]).all()) or not rows.numel()
     return rows[..., 0].reshape(-1).tolist()
-
-
-def settle(store: kv.KVStore, *tickets: kv.Ticket) -> None:
-    """Return when the pushes of all workers have taken effect."""
-    for ticket in tickets:
-        ticket.wait()
-    store.barrier()
-
-
-def mine(store: kv.KVStore) -> int:
-    return store.rank + 1
-
-
-def all_of(store: kv.KVStore) -> int:
-    return store.num_workers * (store.num_workers + 1) // 2

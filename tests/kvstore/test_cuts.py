@@ -46,7 +46,7 @@ HYPER: dict[str, list[dict[str, Any]]] = {
 }
 SAME = [name for name in names() if not getattr(find(name).cls, "random", False)]  # others' noise differs by the run
 CASES = [(name, hyper) for name in SAME for hyper in HYPER.get(name, [{}])]
-SERVERS = (1, 2, 3, 5)
+SERVERS = (1, 2, 5)  # and on 3 a run is resumed
 
 
 @pytest.fixture(autouse=True)

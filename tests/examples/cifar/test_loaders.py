@@ -189,11 +189,6 @@ def test_the_seed_and_the_epoch_decide_the_batches(dataset):
     assert not epoch(3).equal(epoch(3, seed=1))
 
 
-def test_a_batch_beyond_a_workers_share_is_an_error(dataset):
-    with pytest.raises(DataError, match="--batch-size 52 is more than a worker's share of numbers: 51 of 103"):
-        TrainBatches(dataset, 52, rank=0, workers=2, seed=0)
-
-
 def test_together_the_workers_validate_every_picture_once_and_unchanged(dataset):
     shown = [batch for rank in range(3) for batch, _ in validation_batches(dataset, 4, rank=rank, workers=3)]
     together = torch.cat(shown)

@@ -92,6 +92,8 @@ OUTS: list[list[Make]] = [
     [plain, tensor, lent, parameter, strided, strided_tensor],
 ]
 VALUES = [*OUTS, [plain, read_only, swapped], [plain, tensor, parameter, strided, strided_tensor, read_only]]
+# Each way to pass values with the same way to receive them, and with two others.
+PAIRS = [(ways, OUTS[(at + more) % len(OUTS)]) for at, ways in enumerate(VALUES) for more in (0, 1, 3)]
 
 
 def one_by_one(array: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
@@ -126,19 +128,18 @@ def test_lists_of_all_kinds_give_the_same_bits(job: ThreadedJob, count: int, opt
             store.set_optimizer(optimizer, learning_rate=0.1, momentum=0.9)
         store.init(one, made(own, own.choice(VALUES), first))
         store.init(other, list(map(one_by_one, first)))
-        for ways in VALUES:
-            for kinds in OUTS:
-                arrays = [numbers(its, array) for array in first]
-                given, outs = made(own, ways, arrays), made(own, kinds, first)
-                expected = [array.copy() for array in first]
-                store.pushpull(one, given, out=outs, wait=own.random() < 0.5).wait()
-                outs_of_other = [[out, out.copy()] for out in expected]
-                store.pushpull(other, list(map(one_by_one, arrays)), out=outs_of_other)
-                assert bits(given) == bits(arrays)
-                assert bits(outs) == bits(expected)
-                outs = made(own, kinds, first)
-                store.pull(one, outs)
-                assert bits(outs) == bits(expected)
+        for ways, kinds in PAIRS:
+            arrays = [numbers(its, array) for array in first]
+            given, outs = made(own, ways, arrays), made(own, kinds, first)
+            expected = [array.copy() for array in first]
+            store.pushpull(one, given, out=outs, wait=own.random() < 0.5).wait()
+            outs_of_other = [[out, out.copy()] for out in expected]
+            store.pushpull(other, list(map(one_by_one, arrays)), out=outs_of_other)
+            assert bits(given) == bits(arrays)
+            assert bits(outs) == bits(expected)
+            outs = made(own, kinds, first)
+            store.pull(one, outs)
+            assert bits(outs) == bits(expected)
         for kinds in OUTS:
             arrays = [numbers(its, array) for array in first]
             inplace, expected = made(own, kinds, arrays), [array.copy() for array in arrays]

@@ -42,7 +42,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(("names", "cls"), [(LOCAL, LocalStore), (DEVICE, DeviceStore)])
 def test_local_names(names: list[str], cls: type[kv.KVStore]) -> None:
     for name in names:
-        store = kv.create(name)
+        store = kv.create(name.upper())
         assert type(store) is cls
         assert store.type == name
 
@@ -78,7 +78,7 @@ def test_a_name_is_a_str(name: Any) -> None:
 
 @pytest.mark.parametrize("name", [*SYNC, *DEVICE_SYNC, *ASYNC])
 def test_a_dist_store_outside_a_job_says_what_to_run(name: str) -> None:
-    with pytest.raises(kv.ConfigError, match=r"launch\.py"):
+    with pytest.raises(kv.ConfigError, match=r"launch\.py -n 2 -s 2"):
         kv.create(name)
 
 
@@ -147,12 +147,6 @@ def test_an_alias_means_the_canonical_name(name: str, canonical: str) -> None:
     found = find(name)
     assert isinstance(found, Builtin)
     assert found.canonical == canonical
-
-
-def test_an_unknown_name_lists_those_there_are() -> None:
-    with pytest.raises(UnknownName) as caught:
-        find("p3")
-    assert str(caught.value) == f"no store 'p3'; choose from {', '.join(store_names())}"
 
 
 @pytest.mark.usefixtures("registry")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from every_store import all_of, mine, settle
 from row_stores import (
     ASYNC,
     LOCAL,
@@ -19,17 +20,12 @@ from row_stores import (
     SSP,
     SYNC,
     WIDTH,
-    all_of,
     begin,
     each_of,
     every,
     firsts,
     grads,
     in_rounds,
-    jobs,
-    mine,
-    run,
-    settle,
 )
 from small_jobs import SOON
 from store_kinds import Jobs, Kind, Run
@@ -38,8 +34,6 @@ import kvstore as kv
 from kvstore.client import DistStore
 from kvstore.rule import Rule
 from kvstore.ticket import WaitLimits
-
-__all__ = ["jobs", "run"]
 
 
 def numbered(store: kv.KVStore, key: Any = "t") -> None:

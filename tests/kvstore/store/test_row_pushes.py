@@ -7,31 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from row_stores import (
-    ASYNC,
-    LOCAL,
-    ONES,
-    ROWS,
-    SYNC,
-    WIDTH,
-    all_of,
-    begin,
-    each_of,
-    every,
-    firsts,
-    grads,
-    in_rounds,
-    jobs,
-    mine,
-    run,
-    settle,
-    updating,
-)
+from every_store import all_of, mine, settle
+from row_stores import ASYNC, LOCAL, ONES, ROWS, SYNC, WIDTH, begin, each_of, every, firsts, grads, in_rounds, updating
 from store_kinds import Kind, Run
 
 import kvstore as kv
-
-__all__ = ["jobs", "run"]
 
 
 @every

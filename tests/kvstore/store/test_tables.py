@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from every_store import settle
 from row_stores import (
     ASYNC,
     LOCAL,
@@ -24,16 +25,11 @@ from row_stores import (
     every,
     firsts,
     grads,
-    jobs,
-    run,
-    settle,
     updating,
 )
 from store_kinds import Kind, Run
 
 import kvstore as kv
-
-__all__ = ["jobs", "run"]
 
 
 @updating

@@ -45,30 +45,31 @@ def gone(site: Site) -> None:
     until(lambda: not site.relics(), "nothing to be left", step=0.1)
 
 
-def test_every_process_runs_and_says_who_it_is(site: Site) -> None:
-    code = "import os, socket; print(os.environ['DMLC_ROLE'], os.environ['DMLC_TASK_ID'], socket.gethostname())"
-    run = site.launch("-n", "3", "-s", "1", "--log-dir", "logs", "python", "-c", code)
-    assert run.wait() == 0, run.err
-    lines = [line.split() for line in run.lines]
-    for line in lines:
-        log = (site.directory / "logs" / f"worker-{line[3]}.log").read_text()
-        assert f" stdout F {' '.join(line[2:])}\n" in log
-        assert "launch.py: exited with code 0" in log
-    assert [line[:4] for line in lines] == [["[worker", f"{rank}]", "worker", str(rank)] for rank in range(3)]
-    assert {line[4] for line in lines} <= set(site.hosts.names)
-    assert len({line[4] for line in lines}) > 1
-
-
-def test_a_worker_that_fails_is_named_with_its_host(site: Site) -> None:
+def test_every_process_says_who_it_is_and_one_that_fails_is_named_with_its_host(site: Site) -> None:
+    """Worker 1 fails when worker 0 has ended in order and worker 2 has spoken, which is then ended."""
     code = (
         "import os, socket, time\n"
-        "if os.environ['DMLC_TASK_ID'] == '1': print(socket.gethostname(), flush=True); os._exit(7)\n"
-        f"time.sleep(999)  # {site.mark}"
+        "rank = os.environ['DMLC_TASK_ID']\n"
+        "def seen(other, text):\n"
+        "    log = f'logs/worker-{other}.log'\n"
+        "    return os.path.exists(log) and text in open(log).read()\n"
+        "print(os.environ['DMLC_ROLE'], rank, socket.gethostname(), flush=True)\n"
+        "if rank == '1':\n"
+        "    while not (seen(0, 'exited with code 0') and seen(2, 'worker 2 ')): time.sleep(0.02)\n"
+        "    os._exit(7)\n"
+        f"if rank == '2': time.sleep(999)  # {site.mark}"
     )
-    run = site.launch("-n", "3", "-s", "1", "python", "-c", code)
+    run = site.launch("-n", "3", "-s", "1", "--log-dir", "logs", "python", "-c", code)
     assert run.wait() == 7, run.err
-    host = run.out.split()[-1]
-    name = site.hosts.addresses[site.hosts.names.index(host)] if site.kind == "ssh" else host
+    lines = [line.split() for line in run.lines]
+    logs = [(site.directory / "logs" / f"worker-{rank}.log").read_text() for rank in range(3)]
+    assert [line[:4] for line in lines] == [["[worker", f"{rank}]", "worker", str(rank)] for rank in range(3)]
+    assert all(f" stdout F {' '.join(line[2:])}\n" in log for line, log in zip(lines, logs, strict=True))
+    assert "launch.py: exited with code 0" in logs[0]
+    hosts = [line[4] for line in lines]
+    assert set(hosts) <= set(site.hosts.names)
+    assert len(set(hosts)) > 1
+    name = site.hosts.addresses[site.hosts.names.index(hosts[1])] if site.kind == "ssh" else hosts[1]
     assert f"launch.py: worker 1 on {name} exited with code 7\n" in run.err
     gone(site)
 

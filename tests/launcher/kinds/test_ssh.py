@@ -83,9 +83,12 @@ def done(run: Running) -> list[str]:
     ("options", "order"),
     [((), [0, 0, 1, 1, 1]), pytest.param(("--placement", "round-robin"), [0, 1, 0, 1, 1], marks=pytest.mark.release)],
 )
-def test_slots_are_filled(over_ssh: Site, hosts: Hosts, options: tuple[str, ...], order: list[int]) -> None:
+def test_slots_are_filled_and_servers_are_on_hosts_of_their_own(
+    over_ssh: Site, hosts: Hosts, options: tuple[str, ...], order: list[int]
+) -> None:
     lines = ["# two hosts", "", f"{hosts.names[0]} slots=2", f"root@{hosts.names[1]}:22 slots=3  # with more", ""]
-    words = ("-H", hostfile(over_ssh, *lines), *options, "-n", "5", "-s", "3")
+    own = hostfile(over_ssh, f"{hosts.names[2]} slots=2", hosts.names[3], name="servers")
+    words = ("-H", hostfile(over_ssh, *lines), "--server-hosts", own, *options, "-n", "5", "-s", "3")
     code = when_spoken("server0", "server1", "server2") + WHO
     run = over_ssh.launch(*words, "python", "-S", "-c", code, server=SERVER)
     lines = done(run)
@@ -95,17 +98,7 @@ def test_slots_are_filled(over_ssh: Site, hosts: Hosts, options: tuple[str, ...]
         there = [words[3:] for words in workers if words[2] == hosts.names[i]]
         assert there == [[str(n), str(count)] for n in range(count)]
     servers = [line.split()[2] for line in lines if "server" in line]
-    assert servers == [hosts.names[i] for i in (0, 1, 0)]
-
-
-def test_servers_on_hosts_of_their_own(over_ssh: Site, hosts: Hosts) -> None:
-    own = hostfile(over_ssh, f"{hosts.names[2]} slots=2", hosts.names[3], name="servers")
-    words = ("-H", hostfile(over_ssh, *hosts.names[:2]), "--server-hosts", own, "-n", "2", "-s", "3")
-    code = when_spoken("server0", "server1", "server2") + WHO
-    run = over_ssh.launch(*words, "python", "-S", "-c", code, server=SERVER)
-    lines = done(run)
-    assert [line.split()[2] for line in lines if "worker" in line] == list(hosts.names[:2])
-    assert [line.split()[2] for line in lines if "server" in line] == [hosts.names[i] for i in (2, 2, 3)]
+    assert servers == [hosts.names[i] for i in (2, 2, 3)]
 
 
 def test_this_machine_and_another(over_ssh: Site, hosts: Hosts) -> None:
@@ -156,19 +149,6 @@ def test_awkward_values_and_arguments_arrive(over_ssh: Site, hosts: Hosts) -> No
     wanted += [("ARG", os.fsencode(value)) for value in plain]
     assert found == wanted
     assert not list(over_ssh.directory.rglob("spoilt"))
-
-
-def test_values_for_servers_and_a_command_for_the_shell(over_ssh: Site, hosts: Hosts) -> None:
-    server = "import os, signal; print(os.environ.get('ONE'), os.environ.get('TWO'), flush=True); "
-    server += f"{SPOKEN}; signal.pause()"
-    words = ("-H", hostfile(over_ssh, hosts.addresses[0]), "-n", "1", "-s", "1")
-    words += ("--env-server", "ONE:for 'servers'", "--env-worker", 'TWO:for "workers"')
-    wait = "while [ ! -e spoken-server0 ]; do sleep 0.02; done"
-    run = over_ssh.launch(*words, f'{wait}; echo "$ONE|$TWO" && cd / && pwd', server=server)
-    lines = done(run)
-    assert '[worker 0] |for "workers"' in lines
-    assert "[worker 0] /" in lines
-    assert "[server 0] for 'servers' None" in lines
 
 
 def test_ipv6(over_ssh: Site, hosts: Hosts) -> None:
@@ -278,10 +258,11 @@ def test_keys_are_not_on_command_lines(over_ssh: Site, hosts: Hosts) -> None:
     assert run.wait() == 143
 
 
-def test_no_encryption_needs_no_keys(over_ssh: Site, hosts: Hosts) -> None:
-    code = "import os; print(os.environ['KVSTORE_ENCRYPTION'], 'KVSTORE_SECRET_KEY' in os.environ)"
+def test_no_encryption_needs_no_keys_and_a_command_may_be_for_the_shell(over_ssh: Site, hosts: Hosts) -> None:
     words = ("-H", hostfile(over_ssh, hosts.addresses[0]), "--no-encryption", "-n", "1", "-s", "1")
-    assert done(over_ssh.launch(*words, "python", "-S", "-c", code)) == ["[worker 0] 0 False"]
+    words += ("--env-worker", 'TWO:for "workers"')
+    run = over_ssh.launch(*words, 'echo "$KVSTORE_ENCRYPTION ${KVSTORE_SECRET_KEY-none}|$TWO" && cd / && pwd')
+    assert done(run) == ["[worker 0] /", '[worker 0] 0 none|for "workers"']
 
 
 @pytest.mark.release

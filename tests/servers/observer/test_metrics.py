@@ -366,9 +366,9 @@ fit(model, torch.utils.data.DataLoader(Batches(), batch_size=1), num_epoch=1, kv
 
 @contextmanager
 def job(folder: Path, port: int, token: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Have a job of two workers and two servers with a page at ``port`` while the block runs."""
+    """Have a job of two workers and a server with a page at ``port`` while the block runs."""
     (folder / "train.py").write_text(PROGRAM)
-    words = ["-n", "2", "-s", "2", f"--dashboard={port}", "--dashboard-token-file", str(token)]
+    words = ["-n", "2", "-s", "1", f"--dashboard={port}", "--dashboard-token-file", str(token)]
     argv = [sys.executable, "-m", "launcher.launch", *words, f"{sys.executable} train.py"]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     with (folder / "job.log").open("wb") as log:

@@ -15,7 +15,7 @@ from kvstore.client import DistStore
 from kvstore.optim.optimizer import find, names
 from workers import Trainer
 
-STEPS = 20
+STEPS = 12  # more than t0 of ASGD
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd": ("SGD", {"lr": 0.1, "weight_decay": 0.01}),
     "momentum": ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),

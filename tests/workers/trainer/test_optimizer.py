@@ -40,8 +40,7 @@ def scheduled(scheduler: Any, step: int) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("groups", [False, True], ids=["one group", "two groups"])
-@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize(("name", "groups"), [*((name, True) for name in SCHEDULERS), ("StepLR", False)])
 @pytest.mark.filterwarnings("ignore:The epoch parameter in .scheduler.step")  # torch 2.5's SequentialLR, in itself
 def test_torchs_schedulers(cluster: ThreadedJob, name: str, groups: bool, update_on_kvstore: bool) -> None:
     def given(model: nn.Module) -> Any:

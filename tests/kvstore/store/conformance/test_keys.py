@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from every_store import ALL, BOUND, Kind, Run, every, pulled, settled
-from threaded import ThreadedJob
+from every_store import every, pulled, settle
+from small_jobs import BOUND
+from store_kinds import Run
 
 import kvstore as kv
-from kvstore.client import DistStore
-from kvstore.rule import Rule
 
 
 @every
@@ -108,7 +107,7 @@ def test_another_shape_or_dtype_raises_at_the_call(run: Run, wrong: Any) -> None
                 call()
         with pytest.raises(kv.UsageError, match="differ"):
             store.push("w", [right, wrong])
-        settled(store, store.push("w", right))
+        settle(store, store.push("w", right))
         assert pulled(store, "w", (2,)).tolist() == [1 - store.num_workers] * 2
 
     run(work)
@@ -119,6 +118,8 @@ def test_keys_of_one_kind(run: Run) -> None:
     def work(store: kv.KVStore) -> None:
         with pytest.raises(kv.KeyNotInitialized):
             store.pull("w", torch.ones(1))
+        with pytest.raises(kv.UsageError, match="keys of one kind"):
+            store.init(["w", 3], [torch.ones(1)] * 2)
         store.init(3, torch.ones(1))
         for call in (
             lambda: store.init("w", torch.ones(1)),
@@ -201,16 +202,6 @@ def test_the_job(run: Run) -> None:
 
     results = run(work)
     assert results == [(rank, len(results)) for rank in range(len(results))]
-
-
-@pytest.mark.parametrize("kind", ALL, ids=str)
-def test_the_type_is_the_name_asked_for(kind: Kind, clusters: Callable[[Kind], ThreadedJob]) -> None:
-    if kind.dist:
-        mode = "async" if "async" in kind.name else "sync"
-        types = clusters(kind).run_sessions(lambda session: DistStore(session, kind.name, Rule(mode)).type)
-        assert types == [kind.name] * kind.workers
-    else:
-        assert kv.create(kind.name.upper()).type == kind.name
 
 
 @every

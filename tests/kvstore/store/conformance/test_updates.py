@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from every_store import BOUND, Run, all_of, assigning, every, mine, pulled, settled
+from every_store import all_of, assigning, every, mine, pulled, settle
+from small_jobs import BOUND
+from store_kinds import Run
 
 import kvstore as kv
 from kvstore.optim import states_file
@@ -26,7 +28,7 @@ def test_an_optimizer_gets_the_sum(run: Run) -> None:
         store.init(["a", "b"], [torch.zeros(3), torch.zeros(BOUND)])
         for rounds in (1, 2):
             values = [torch.full((3,), float(mine(store))), torch.full((BOUND,), 2.0 * mine(store))]
-            settled(store, store.push(["a", "b"], values))
+            settle(store, store.push(["a", "b"], values))
             assert (pulled(store, "a", (3,)) == -0.5 * rounds * all_of(store)).all()
             assert (pulled(store, "b", (BOUND,)) == -1.0 * rounds * all_of(store)).all()
             store.barrier()
@@ -39,7 +41,7 @@ def test_an_optimizer_may_come_after_init(run: Run) -> None:
     def work(store: kv.KVStore) -> None:
         store.init("w", torch.zeros(3))
         store.set_optimizer(torch.optim.SGD([torch.zeros(1)], lr=0.25))
-        settled(store, store.push("w", torch.ones(3)))
+        settle(store, store.push("w", torch.ones(3)))
         assert (pulled(store, "w", (3,)) == -0.25 * store.num_workers).all()
 
     run(work)
@@ -48,8 +50,8 @@ def test_an_optimizer_may_come_after_init(run: Run) -> None:
 @every
 def test_the_callers_gradient_stays_as_it_is(run: Run) -> None:
     def work(store: kv.KVStore) -> None:
-        store.set_optimizer("sgd", learning_rate=1.0, rescale_grad=0.5, clip_gradient=0.25)
-        store.init(["w", "h"], [torch.zeros(3), torch.zeros(3, dtype=torch.float16)])
+        store.set_optimizer("sgd", learning_rate=1.0, momentum=0.9, wd=0.1, rescale_grad=0.5, clip_gradient=0.25)
+        store.init(["w", "h"], [torch.ones(3), torch.ones(3, dtype=torch.float16)])
         grads = torch.ones(3), torch.ones(3, dtype=torch.float16)
         outs = torch.empty(3), torch.empty(3, dtype=torch.float16)
         store.pushpull(["w", "h"], list(grads), list(outs))
@@ -64,7 +66,7 @@ def test_strides_of_gradients_do_not_matter(run: Run) -> None:
     def work(store: kv.KVStore) -> None:
         store.set_optimizer("sgd", learning_rate=1.0)
         store.init("w", torch.zeros(2, 3))
-        settled(store, store.push("w", torch.arange(6.0).view(3, 2).t()))
+        settle(store, store.push("w", torch.arange(6.0).view(3, 2).t()))
         assert (pulled(store, "w", (2, 3)) == -store.num_workers * np.arange(6.0).reshape(3, 2).T).all()
 
     run(work)
@@ -93,7 +95,7 @@ def test_an_optimizer_updates_every_float(run: Run, name: str) -> None:
         value = torch.zeros(3, dtype=getattr(torch, name))
         store.set_optimizer("sgd", learning_rate=0.5)
         store.init("w", value)
-        settled(store, store.push("w", torch.ones_like(value)))
+        settle(store, store.push("w", torch.ones_like(value)))
         assert (pulled(store, "w", value) == -0.5 * store.num_workers).all()
 
     run(work)
@@ -106,7 +108,7 @@ def test_half_precision_weights_do_not_lose_small_steps(run: Run) -> None:
         store.init("w", torch.ones(2, dtype=torch.bfloat16))
         for _ in range(64):
             ticket = store.push("w", torch.ones(2, dtype=torch.bfloat16))
-        settled(store, ticket)
+        settle(store, ticket)
         assert pulled(store, "w", torch.empty(2, dtype=torch.bfloat16)).tolist() == [1 - 64 * 2.0**-10] * 2
 
     run(work)
@@ -118,7 +120,7 @@ def test_a_sum_that_half_precision_lacks_is_used_in_float32(run: Run) -> None:
         store.set_optimizer("sgd", learning_rate=1e-6, rescale_grad=0.25 / store.num_workers)
         store.init(["w", "h"], [torch.zeros(2), torch.zeros(2, dtype=torch.float16)])
         big = torch.full((2,), 40_000.0)
-        settled(store, store.push(["w", "h"], [[big] * 4, [big.half()] * 4]))
+        settle(store, store.push(["w", "h"], [[big] * 4, [big.half()] * 4]))
         expected = pulled(store, "w", (2,)).astype(np.float16)
         assert pulled(store, "h", torch.empty(2, dtype=torch.float16)).tolist() == expected.tolist()
         assert expected[0].item() == pytest.approx(-0.04, rel=0.01)
@@ -162,9 +164,9 @@ def test_gradients_can_be_scaled_anew(run: Run) -> None:
     def work(store: kv.KVStore) -> None:
         store.set_optimizer("sgd", learning_rate=1.0, rescale_grad=0.5)
         store.init("w", torch.zeros(2))
-        settled(store, store.push("w", torch.ones(2)))
+        settle(store, store.push("w", torch.ones(2)))
         store.set_hyperparameters(rescale_grad=0.25)
-        settled(store, store.push("w", torch.ones(2)))
+        settle(store, store.push("w", torch.ones(2)))
         assert (pulled(store, "w", (2,)) == -0.75 * store.num_workers).all()
 
     run(work)
@@ -180,11 +182,11 @@ def test_pushes_may_have_weights(run: Run) -> None:
         store.init(["a", "b"], [torch.zeros(3), torch.zeros(BOUND)])
         values = [torch.full((3,), float(mine(store))), torch.full((BOUND,), float(mine(store)))]
         with store.weighted(mine(store)):
-            settled(store, store.push(["a", "b"], values))
+            settle(store, store.push(["a", "b"], values))
         mean = sum(rank * rank for rank in range(1, number + 1)) / all_of(store)
         np.testing.assert_allclose(pulled(store, "a", (3,)), -mean, rtol=1e-6)
         np.testing.assert_allclose(pulled(store, "b", (BOUND,)), -mean, rtol=1e-6)
-        settled(store, store.push(["a", "b"], values))
+        settle(store, store.push(["a", "b"], values))
         np.testing.assert_allclose(pulled(store, "b", (BOUND,)), -mean - all_of(store) / number, rtol=1e-6)
 
     run(work)
@@ -242,11 +244,11 @@ def test_another_optimizer_drops_the_state_and_says_so(run: Run, caplog: pytest.
     def work(store: kv.KVStore) -> None:
         store.set_optimizer("nag", learning_rate=1.0)
         store.init("w", torch.zeros(2))
-        settled(store, store.push("w", torch.ones(2)))
+        settle(store, store.push("w", torch.ones(2)))
         before = pulled(store, "w", (2,))
         store.barrier()
         store.set_optimizer("sgd", learning_rate=1.0, momentum=0.5)
-        settled(store, store.push("w", torch.ones(2)))
+        settle(store, store.push("w", torch.ones(2)))
         if "async" not in store.type:
             assert (pulled(store, "w", (2,)) == before - store.num_workers).all()
 

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from every_store import ALL, ASSIGNING, BOUND, Kind, Run, all_of, assigning, mine, pulled
+from every_store import ALL, ASSIGNING, all_of, assigning, mine, pulled
 from foreign import Foreign
+from small_jobs import BOUND
+from store_kinds import Kind, Run
 
 import kvstore as kv
 from kvstore.spec import ITEMSIZE

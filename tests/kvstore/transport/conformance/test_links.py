@@ -400,50 +400,40 @@ def child(ends: Ends) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
             path.unlink()
 
 
-# Each carrier, alone and with shared memory; what is between processes. A test of each starts several.
-between_processes = pytest.mark.parametrize(
-    "ends", ["unix", "tcp", "zmq-ipc", "curve", "shm-unix", "shm-tcp", "shm-curve"], indirect=True
-)
-
-
-@between_processes
-def test_a_writer_that_is_killed_leaves_its_readers_what_they_have(ends: Ends, child: Callable[..., object]):
+# Each carrier, alone and with shared memory; what is between processes. Each test starts two.
+@pytest.mark.parametrize("ends", ["unix", "tcp", "zmq-ipc", "curve", "shm-unix", "shm-tcp", "shm-curve"], indirect=True)
+def test_a_process_that_is_killed_leaves_its_readers_what_they_have_and_costs_nobody_anything(
+    ends: Ends, child: Callable[[], subprocess.Popen[bytes]]
+) -> None:
     listener = ends.new()
     ends.endpoint = listener.bind(ends.endpoint)
-    writer = child()
+    dies = child()
     peer, _ = receive(listener)
+    child()
+    peers = [peer, receive(listener)[0]]
+    for _ in range(3):
+        for each in peers:
+            listener.send(each, [b"keep", pattern(1 << 16)])
+        for _ in peers:
+            assert receive(listener)[1] == [b"got"]
     held = []
     for _ in range(4):
         listener.send(peer, [b"write"])
         held += [receive(listener)[1] for _ in range(10)]
-    os.kill(writer.pid, signal.SIGKILL)
-    writer.wait()
+    os.kill(dies.pid, signal.SIGKILL)
+    dies.wait()
     while (received := listener.recv(0.2)) is not None:  # what was on its way is whole, or does not come
         held.append(received[1])
     for number, (head, frame) in enumerate(held):
         assert int(bytes(head)) == number
         assert bytes(frame) == bytes([number % 256]) * (1 << 20)
-    child()
-    assert receive(listener)[1][0] == b"hello"
-
-
-@between_processes
-def test_a_reader_that_is_killed_costs_nobody_anything(ends: Ends, child: Callable[..., object]):
-    listener = ends.new()
-    ends.endpoint = listener.bind(ends.endpoint)
-    readers = [child(), child()]
-    peers = [receive(listener)[0], receive(listener)[0]]
-    for _ in range(3):
-        for peer in peers:
-            listener.send(peer, [b"keep", pattern(1 << 16)])
-        for _ in peers:
-            assert receive(listener)[1] == [b"got"]
-    os.kill(readers[0].pid, signal.SIGKILL)
-    readers[0].wait()
     answers = 0
     for _ in range(30):
-        for peer in peers:
+        for each in peers:
             memory = listener.allocate(1 << 20)
-            listener.send(peer, [b"keep", memory])
+            listener.send(each, [b"keep", memory])
         answers += receive(listener)[1] == [b"got"]
     assert answers == 30
+    other = ends.new()
+    other.send(other.connect(ends.endpoint), [b"hello"])
+    assert receive(listener)[1] == [b"hello"]
