@@ -69,7 +69,7 @@ class Restarts:
 
     @property
     def any(self) -> bool:
-        return bool(self._roles) or self._min_workers > 0
+        return bool(self._roles) or 0 < self._min_workers < self._workers
 
     def spares(self, index: int) -> bool:
         """Note that a process has died; return whether it is a worker without which the job goes on."""

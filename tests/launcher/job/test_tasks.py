@@ -109,7 +109,7 @@ def test_a_contract_holds_what_is_reserved_and_nothing_of_the_caller() -> None:
         at, keyring=Keyring(dict.fromkeys(members(job()), ("public", "secret")), *[("public", "")] * 2)
     )
     others = {AGENT, "KVSTORE_EXIT_REPORT", "KVSTORE_NUM_AGGREGATORS", "KVSTORE_AGGREGATOR", "KVSTORE_REPLICAS"}
-    others |= {"KVSTORE_START", "KVSTORE_LOST", "KVSTORE_INJECT", "KVSTORE_READERS"}
+    others |= {"KVSTORE_START", "KVSTORE_LOST", "KVSTORE_INJECT", "KVSTORE_READERS", "KVSTORE_MIN_WORKERS"}
     assert set(at.contract(job()).variables("scheduler", 0)) == RESERVED - others
     assert set(at.contract(job()).variables("worker", 0)) == RESERVED - others - {
         "KVSTORE_ROOT_FD",

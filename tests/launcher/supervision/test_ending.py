@@ -496,7 +496,7 @@ def test_one_too_many_fails_the_job_by_its_name() -> None:
     run.exit(WORKER_0, signum=9)
     run.now += 5
     actions = run.exit(WORKER_1, signum=11)
-    assert Tell(WORKER_1, "was killed by SIGSEGV") in actions
+    assert Tell(WORKER_1, "was killed by SIGSEGV; 0 of 2 workers are left, and --min-workers is 1") in actions
     run.exit(SCHEDULER, SERVER, code=JOB_FAILED_EXIT)
     assert run.over_with == 128 + 11
 
