@@ -376,7 +376,7 @@ class Scheduler:
 
     def _announce(self, *, over: bool) -> None:
         self._rosters.change(self._departures, over=over)
-        for role in ("server", "standby", "aggregator", "worker"):
+        for role in ("server", "standby", "aggregator", *(["worker"] if self._departures.lost else [])):
             for member in self.members.of(role):
                 self._rosters.inform(member)
 
