@@ -231,3 +231,51 @@ def test_the_number_of_servers_changes_no_bit_over_a_checkpoint_and_with_standby
     assert len(never) == 4, never
     bits(tmp_path, 2, STEPS // 2, ["--checkpoint-dir", saved])
     assert bits(tmp_path, 3, options=["--resume", saved, "--replicas", "1"]) == never
+
+
+# ---- workers that die, and a job that goes on without them
+
+
+FITTED = """
+    import os
+    import signal
+    import sys
+
+    import torch
+    from torch import nn
+
+    import kvstore as kv
+    from workers import Checkpoint, callbacks, fit
+
+    prefix, resumed = sys.argv[0] + ".model", os.path.exists(sys.argv[0] + ".model-0003.safetensors")
+    torch.manual_seed(0)
+    model, store = nn.Linear(3, 2), kv.create("dist_sync")
+    data = [(torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))] * 2
+
+    def die(epoch, *_):
+        if epoch == 1 and store.rank == 0 and not resumed:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    # Worker 0 dies before it has saved the second epoch, and the others save it.
+    saving = [die, callbacks.do_checkpoint(prefix)]
+    resume = Checkpoint(prefix, 3) if resumed else None
+    more = {"kvstore": store, "epoch_end_callback": saving, "resume": resume, "split": False}
+    history = fit(model, data, num_epoch=4 if resumed else 3, **more)
+    print(f"epochs: {len(history)}")
+"""
+
+
+def test_fit_saves_whole_checkpoints_without_worker_0(tmp_path: Path) -> None:
+    with job(tmp_path, FITTED, workers=3, servers=1, options=["--min-workers", "2"]) as running:
+        assert running.wait() == 0
+        assert running.output.count("epochs: 3") == 2
+        assert "the job goes on with 2 of 3 workers" in running.output
+        assert running.output.count("Saved checkpoint") == 3
+    files = {path.name.partition("model-")[2] for path in tmp_path.glob("*model-*")}
+    for epoch in ("0002", "0003"):
+        assert {f"{epoch}.{kind}" for kind in ("safetensors", "states", "worker.1", "worker.2")} <= files
+        assert f"{epoch}.worker.0" not in files
+    with job(tmp_path, FITTED, workers=3, servers=1) as running:
+        assert running.wait() == 0
+        assert running.output.count("epochs: 1") == 3
+        assert "saved by 2 workers that were left of 3, but there are 3" in running.output

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class Archive:
         self._rank, self._num_workers = rank, num_workers
         self._keeps_states = True  # whether this worker has states worth a file
         self._run = 0  # a random number for this run, to tell files of several runs apart
+        self._store: KVStore | None = None
         self.evaluated = True  # whether what was loaded has the evaluation of its last epoch behind it
         self._together = False  # whether all workers save at the same moments
         self._sums: Reducer | None = None
@@ -58,11 +59,13 @@ class Archive:
         # was loaded.
         self._random: tuple[dict[str, torch.Tensor], Mapping[str, Any]] | None = None
 
-    def begin(self, reducer: Reducer, store: KVStore | None, **place: int) -> None:
+    def begin(self, reducer: Reducer, store: KVStore | None, in_step: KVStore | None, **place: int) -> None:
         """Agree with the other workers on where the run begins (``place``). Every worker calls this.
 
-        ``store``: whose rounds all workers make together, for a meeting within an epoch; None if there is none.
+        ``store``: of the workers that train; ``in_step``: the same if all workers make its rounds together, for a
+        meeting within an epoch; None if they do not.
         """
+        self._store = store
         savers = self._callbacks.savers
         mark = zlib.crc32(repr(savers).encode()) + 1 if savers else 0
         rows = list(reducer.gather({**place, "run": secrets.randbits(40), "savers": mark}).values())
@@ -70,9 +73,9 @@ class Archive:
         # A program may let one worker alone save, which must not wait for the others.
         self._together = mark > 0 and all(row["savers"] == mark for row in rows)
         self._sums = reducer
-        if self._together and self._num_workers > 1 and store is not None and any("batch" in each for each in savers):
+        if self._together and self._num_workers > 1 and in_step is not None and any("batch" in each for each in savers):
             with suppress(Unsupported):
-                self.meeting = store.companion()
+                self.meeting = in_step.companion()
                 self.meeting.init(FAILED, torch.zeros(1, dtype=torch.int64, device="cpu"))
         for name, value in place.items():
             if any(row[name] != value for row in rows):
@@ -91,45 +94,85 @@ class Archive:
         """Write this worker's part of a checkpoint; return whether all parts are there. Every worker calls this."""
         if checkpoint.batch:
             self._position.require()
-        failed = False
+        there = self._there()
+        failed = not self._tried(
+            checkpoint, lambda: self._write(checkpoint, there, batches, samples, metric, evaluated)
+        )
+        failed, left = self._failed_anywhere(failed, bool(checkpoint.batch))
+        leads = self._rank == left[0]
+        if leads and not failed and left != there:  # a worker was lost meanwhile, perhaps the one that wrote for all
+            failed = not self._tried(checkpoint, lambda: self._write_shared(checkpoint, left))
+        if failed:  # a disk that is full ends no training, and a checkpoint is there whole or not at all
+            self.remove(checkpoint)
+        elif leads:
+            log_line(0, 'Saved checkpoint to "%s"', checkpoint.weights)
+        return not failed
+
+    def _there(self) -> list[int]:
+        """Return the ranks of the workers that are not lost, as this one knows; the first writes for all."""
+        return [0] if self._store is None else self._store.members()
+
+    def _tried(self, checkpoint: Checkpoint, write: Callable[[], None]) -> bool:
         try:
-            self._write(checkpoint, batches, samples, metric, evaluated)
+            write()
         except OSError as exc:
-            failed = True
             log.error(
                 "there is no checkpoint %s, and training goes on: %s: %s",
                 *(checkpoint.weights.stem, exc.filename or checkpoint.weights, exc.strerror or exc),
             )
-        failed = self._failed_anywhere(failed, bool(checkpoint.batch))
-        if failed:  # a disk that is full ends no training, and a checkpoint is there whole or not at all
-            checkpoint.remove(self._rank)
-        elif self._rank == 0:
-            log_line(self._rank, 'Saved checkpoint to "%s"', checkpoint.weights)
-        return not failed
+            return False
+        return True
 
-    def _failed_anywhere(self, failed: bool, within_epoch: bool) -> bool:
-        """Return whether the part of any worker has failed, as far as workers can tell each other now."""
+    def _failed_anywhere(self, failed: bool, within_epoch: bool) -> tuple[bool, list[int]]:
+        """Return whether the part of any worker has failed, as far as workers can tell each other now, and who is left.
+
+        Heartbeats tell of losses a moment later on one worker than on another; a meeting tells all the same.
+        """
         if self._together and not within_epoch and self._sums is not None:
-            return self._sums.sum({FAILED: failed})[FAILED] > 0
+            rows = self._sums.gather({FAILED: failed})
+            return any(row[FAILED] for row in rows.values()), sorted(rows)
         if self.meeting is not None and within_epoch:
             count = torch.tensor([int(failed)], dtype=torch.int64, device="cpu")
             self.meeting.pushpull(FAILED, count)  # without workers that have had all their batches, and have joined
-            return bool(count)
-        return failed
+            return bool(count), self._there()
+        return failed, self._there()
 
-    def _write(self, checkpoint: Checkpoint, batches: int, samples: int, metric: EvalMetric, evaluated: bool) -> None:
-        about = self._about(checkpoint)
+    def _write(
+        self,
+        checkpoint: Checkpoint,
+        there: list[int],
+        batches: int,
+        samples: int,
+        metric: EvalMetric,
+        evaluated: bool,
+    ) -> None:
         # Old files go first: a save that is cut short must not leave new states beside old weights.
         checkpoint.begin(self._rank)
         if self._keeps_states:
             self._keeps_states = checkpoint.save_states(self._trainer, self._rank)
-        self._write_own(checkpoint, about, batches, samples, metric, evaluated)
+        self._write_own(checkpoint, self._about(checkpoint), batches, samples, metric, evaluated)
+        if self._rank == there[0]:
+            self._write_shared(checkpoint, there)
+
+    def _write_shared(self, checkpoint: Checkpoint, there: list[int]) -> None:
+        """Write what is the same on all workers."""
         trainer, model = self._trainer, self._copies.models[0]
-        if self._rank == 0:
-            if isinstance(trainer, DiLoCoTrainer):
-                trainer.save_weights(checkpoint, model, about)
-            else:
-                checkpoint.save_weights(model, about)
+        if self._rank:  # the part of worker 0, which is lost
+            checkpoint.begin(0)
+            checkpoint.save_states(trainer)
+        about = {**self._about(checkpoint), "left": there}
+        if isinstance(trainer, DiLoCoTrainer):
+            trainer.save_weights(checkpoint, model, about)
+        else:
+            checkpoint.save_weights(model, about)
+
+    def remove(self, checkpoint: Checkpoint) -> None:
+        """Remove this worker's part of a checkpoint, and those of lost workers if it writes for all."""
+        checkpoint.remove(self._rank)
+        there = self._there()
+        if self._rank == there[0]:
+            for rank in set(range(self._num_workers)).difference(there):
+                checkpoint.remove(rank)
 
     def note_evaluation(self, checkpoint: Checkpoint, metric: EvalMetric) -> None:
         """Write this worker's own state again, after the evaluation: a run that goes on need not make it again."""
@@ -141,7 +184,7 @@ class Archive:
                 *(checkpoint.worker(self._rank), exc.strerror or exc),
             )
 
-    def _about(self, checkpoint: Checkpoint) -> dict[str, int]:
+    def _about(self, checkpoint: Checkpoint) -> dict[str, Any]:
         return {
             "epoch": checkpoint.epoch,
             "batch": checkpoint.batch,
@@ -190,15 +233,17 @@ class Archive:
                 f"{checkpoint.weights}: these weights were not saved by fit; read them with load_weights"
             )
         require_fields(checkpoint.weights, about, _ABOUT)
-        if about["num_workers"] != self._num_workers:
+        savers = len(about.get("left", range(about["num_workers"])))  # older versions did not go on without lost ones
+        if not savers == about["num_workers"] == self._num_workers:
             if checkpoint.batch:
                 raise Mismatch(
-                    f"{checkpoint.weights}: saved within an epoch by {about['num_workers']} workers, but there are "
+                    f"{checkpoint.weights}: saved within an epoch by {savers} workers, but there are "
                     f"{self._num_workers}: for another number of workers, resume from the end of an epoch"
                 )
+            lost = f" that were left of {about['num_workers']}" if savers != about["num_workers"] else ""
             log.warning(
-                "%s: saved by %d workers, but there are %d: each worker's own state is left out",
-                *(checkpoint.weights, about["num_workers"], self._num_workers),
+                "%s: saved by %d workers%s, but there are %d: each worker's own state is left out",
+                *(checkpoint.weights, savers, lost, self._num_workers),
             )
             checkpoint.load_states(self._trainer)
             return 0

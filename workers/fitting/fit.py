@@ -33,7 +33,7 @@ from workers.averaging import DiLoCo
 from workers.callbacks.param import BatchEndParam
 from workers.common.checks import at_least, on_off_auto
 from workers.common.run_log import log_line
-from workers.common.stores import open_store, updates_each_push
+from workers.common.stores import NO_RULE, open_store, updates_each_push
 from workers.fitting import position
 from workers.fitting.archive import Archive
 from workers.fitting.checkpoint import Checkpoint, require_fields
@@ -169,7 +169,7 @@ class TrainingRun:
         if self.store is not None and isinstance(self.trainer, Trainer):
             self._in_job = JobCheckpoints(self, self.store, self._archive, self._position)
             self._in_job.attach(resume)
-        self._archive.begin(self.reducer, self._in_step(), epoch=epoch, batch=self.batches)
+        self._archive.begin(self.reducer, self.store, self._in_step(), epoch=epoch, batch=self.batches)
         self._callbacks.tell("begin", self)
         if not self.evaluated and not self.batches:
             self._archive.go_on()  # an evaluation may draw random numbers
@@ -234,7 +234,7 @@ class TrainingRun:
         return saved
 
     def remove(self, prefix: str, epoch: int) -> None:
-        Checkpoint(prefix, epoch).remove(self.rank)
+        self._archive.remove(Checkpoint(prefix, epoch))
 
     # ---- helpers
 
@@ -469,7 +469,8 @@ def fit(
         }
     )
     with ExitStack() as stack:
-        store = None if kvstore is None else open_store(kvstore, "Trainer", check_finite=check_finite)
+        rule, diloco = _outer_rule(kvstore, diloco)
+        store = None if kvstore is None else open_store(kvstore, "Trainer", check_finite=check_finite, rule=rule)
         if store is not None and isinstance(kvstore, str):
             stack.enter_context(store)
         if reducer is None:
@@ -513,6 +514,16 @@ def _require_known(trainer_options: Mapping[str, Any]) -> None:
             raise UnknownName(
                 f"fit has no argument {name!r}; choose from {choices(own | further)}{meant(name, own | further)}"
             )
+
+
+def _outer_rule(
+    kvstore: KVStore | str | None, diloco: Mapping[str, Any] | None
+) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+    """Return what of ``diloco`` are options of the store, if ``fit`` makes it, and the rest."""
+    if diloco is None or diloco.get("quorum") is None or not isinstance(kvstore, str):
+        return NO_RULE, diloco
+    rule = {"late": "keep", **{name: diloco[name] for name in ("quorum", "grace", "late") if name in diloco}}
+    return rule, {name: value for name, value in diloco.items() if name not in rule}
 
 
 def _require_diloco(

@@ -459,6 +459,19 @@ def test_diloco_with_a_quorum(pair: ThreadedJob) -> None:
     assert same_bits(*run(pair, work, quorum=1, late="keep", grace=0.01))
 
 
+def test_the_store_that_fit_makes_has_the_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {}
+
+    def open_store(*_: Any, rule: Any, **__: Any) -> kv.KVStore:
+        made.update(rule)
+        return kv.create("local")
+
+    monkeypatch.setitem(fit.__globals__, "open_store", open_store)
+    options = {"inner_steps": 2, "quorum": 1, "grace": 0.01, "weight": "samples"}
+    fit(network(batch_norm=False), loader(8, 4), num_epoch=1, kvstore="dist_sync", diloco=options, **ADAM)
+    assert made == {"quorum": 1, "grace": 0.01, "late": "keep"}
+
+
 @pytest.mark.parametrize("how", [{}, {"compression_params": {"type": "int8"}}], ids=["plain", "int8"])
 def test_it_goes_on_to_the_bit(pair: ThreadedJob, tmp_path: Path, how: dict[str, Any]) -> None:
     """At the end of an epoch; with both fragments on their way; and just when one leaves."""
@@ -560,7 +573,11 @@ def test_files_that_are_missing_or_of_another_run(tmp_path: Path, saved: Checkpo
         ({"diloco": {}, "overlap": False}, kv.UsageError, "diloco does not go with overlap"),
         ({"diloco": {}, "devices": ["cpu", "cpu"]}, kv.UsageError, "one device per process, and devices lists 2"),
         ({"diloco": {"inner_steps": 0}}, kv.UsageError, "inner_steps=0 must be an integer"),
-        ({"diloco": {"quorum": 2}}, kv.UsageError, "quorum is for a store that DiLoCo makes: give kvstore.create"),
+        (
+            {"kvstore": kv.create("local"), "diloco": {"quorum": 2}},
+            kv.UsageError,
+            "quorum is for a store that DiLoCo makes: give kvstore.create",
+        ),
     ],
     ids=str,
 )
