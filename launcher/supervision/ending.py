@@ -326,6 +326,8 @@ class Ending:
 
     def _died_alone(self, index: int) -> bool:
         """Whether a process has ended by itself, or because it was given up: not because the job fails."""
+        if self.finished:
+            return True  # all workers but those given up have left: one that comes back finds no scheduler any more
         report = self._consequences.get(index)
         return report is None or report.cause == self._process(index)
 

@@ -511,6 +511,14 @@ def test_one_that_was_given_up_and_comes_back_has_not_failed_the_job() -> None:
     assert run.over_with == 0
 
 
+def test_one_that_comes_back_when_the_job_is_over_finds_no_scheduler_and_has_not_failed_it() -> None:
+    run = sparing()
+    assert run.exit(WORKER_1, SCHEDULER, SERVER) == []
+    run.ending.reported(WORKER_0, ExitReport("the scheduler has been silent for 3.0 s", consequence=True))
+    assert run.exit(WORKER_0, code=1) == [Lose(WORKER_0, "exited with code 1", 1, True)]
+    assert run.over_with == 0
+
+
 def test_one_that_ends_because_the_job_has_failed_is_not_spared() -> None:
     run = sparing()
     run.ending.reported(WORKER_0, failed("start 1 of server 0", "server 0 was killed"))
