@@ -11,7 +11,7 @@ from pathlib import Path
 from kvstore import wire
 from kvstore.errors import JOB_FAILED_EXIT, KVStoreError
 from kvstore.job.config import Config
-from kvstore.job.exit_report import report_consequence
+from kvstore.job.exit_report import report_consequence, report_given_up
 from kvstore.tracer import Tracer
 from kvstore.transport import Transport
 from servers.endpoints import scheduler_endpoint, warn_if_open
@@ -236,4 +236,8 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
         transport.close(linger=1.0)
         if inputs is not None:
             inputs.close()
-    return JOB_FAILED_EXIT if scheduler.failure is not None else 0
+    if scheduler.failure is not None:
+        return JOB_FAILED_EXIT
+    if scheduler.given_up:
+        report_given_up(scheduler.given_up)
+    return 0

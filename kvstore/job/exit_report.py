@@ -13,7 +13,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -40,6 +40,8 @@ class ExitReport:
         printed: whether this process prints all of this itself.
         cause: of a consequence, the process whose loss has ended the job, as ``NodeLost`` has it; empty if it is not
             known, or none.
+        given_up: at the end of a job that has not failed, the processes that it went on without and that may run for
+            ever, each as ``cause`` names one, with commas between them.
     """
 
     error: str
@@ -48,6 +50,7 @@ class ExitReport:
     consequence: bool = False
     printed: bool = False
     cause: str = ""
+    given_up: str = ""
 
     def __post_init__(self) -> None:
         for name, longest in _LONGEST.items():
@@ -65,7 +68,7 @@ class ExitReport:
         return cls(**values)
 
 
-_LONGEST = {"error": MAX_TEXT, "place": MAX_TEXT, "details": MAX_DETAILS, "cause": MAX_CAUSE}
+_LONGEST = {"error": MAX_TEXT, "place": MAX_TEXT, "details": MAX_DETAILS, "cause": MAX_CAUSE, "given_up": MAX_DETAILS}
 _TYPES = {field.name: field.type for field in fields(ExitReport)}
 
 
@@ -202,6 +205,12 @@ def report_consequence(what: str, failure: str, cause: str = "") -> None:
     """Tell the supervisor, or the log, that the failure of another process, ``cause``, ends ``what``."""
     if not hand_over(ExitReport(failure, consequence=True, cause=cause), os.environ):
         log.error("%s: %s", what, failure)
+
+
+def report_given_up(processes: Sequence[str]) -> None:
+    """Tell the supervisor which processes nobody waits for, though they may be alive: they were stopped, or cut off."""
+    error = f"the job has ended without {', '.join(processes)}"
+    hand_over(ExitReport(error, consequence=True, given_up=", ".join(processes)), os.environ)
 
 
 def require_own(env: Mapping[str, str], name: str, rank: str = "") -> None:

@@ -172,6 +172,9 @@ class Ending:
         self._deaths: dict[str, _Death] = {}  # that were none of the job's, by the name of the process
         self._waiting: dict[int, float] = {}  # tasks that are to be started again, and when
         self._consequences: dict[int, ExitReport] = {}  # of processes that end because of another
+        self._given_up: frozenset[str] = (
+            frozenset()
+        )  # processes that nobody waits for, as the scheduler has said at its end
 
     @property
     def over(self) -> bool:
@@ -190,6 +193,8 @@ class Ending:
     def reported(self, index: int, report: ExitReport) -> None:
         if report.consequence:
             self._consequences[index] = report
+        if report.given_up:
+            self._given_up = frozenset(report.given_up.split(", "))
 
     # What an exit means in RUNNING and LINGER. In later phases the outcome is decided, and an exit changes nothing.
     # "May die" is `Restarts.survivable`: servers and standbys with --replicas 1, the scheduler with --restarts.
@@ -197,7 +202,8 @@ class Ending:
     #     process     exit code         may die                            may not die
     #     worker      0                 -                                  LINGER after the last one
     #                 another           lost, if `Restarts.spares` it      fails the job
-    #     scheduler   0                 `finished`: servers need not be restarted, and may exit
+    #     scheduler   0                 `finished`: servers need not be restarted, and may exit. LINGER if only workers
+    #                                   run that it has given up
     #                 JOB_FAILED_EXIT   `_told`: another process has failed, and gets `blame` seconds to exit
     #                 another           lost, and started again            fails the job
     #     server,     0                 fine once the scheduler or all workers have exited; else `_early`: after
@@ -398,4 +404,6 @@ class Ending:
         self._waiting.clear()
 
     def _left(self, role: str) -> bool:
-        return any(self._tasks[index].role == role for index in (*self._running, *self._waiting))
+        """Whether a process of ``role`` runs, or will, but for those that were given up."""
+        left = (index for index in (*self._running, *self._waiting) if self._tasks[index].role == role)
+        return any(self._process(index) not in self._given_up for index in left)

@@ -270,6 +270,11 @@ class Scheduler:
         return self._departures.lost
 
     @property
+    def given_up(self) -> list[str]:
+        """See ``Losses.given_up``."""
+        return self._losses.given_up
+
+    @property
     def failure(self) -> str | None:
         return self._failure.text
 

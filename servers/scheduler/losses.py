@@ -98,6 +98,7 @@ class Losses:
         self._failure = failure
         self._least, self._without = least, without
         self._lost_workers = 0
+        self._silent: dict[int, str] = {}  # by rank: the processes of lost workers that nobody has seen end
         self.news: list[str] = []
         self._drops = Drops(log)
 
@@ -111,6 +112,8 @@ class Losses:
             self.end(lost, now)
             return
         if member is not None:
+            if lost.role == "worker":
+                self._silent.pop(lost.rank, None)
             if member.state is MemberState.LOST or self.lose_worker(member, lost.how):
                 return  # it is known already, or the job goes on without it
             self._members.happens(member, MemberEvent.DIES)
@@ -133,6 +136,11 @@ class Losses:
         self._without(member.rank)
         return True
 
+    @property
+    def given_up(self) -> list[str]:
+        """The processes of workers that are lost, but may run: they have been silent, and nobody has seen them end."""
+        return [name for _, name in sorted(self._silent.items())]
+
     def take_news(self) -> list[str]:
         news, self.news = self.news, []
         return news
@@ -140,6 +148,7 @@ class Losses:
     def silent(self, member: JobMember, now: float) -> None:
         silent = f"has been silent for {now - member.heard:.1f} s"
         if self.lose_worker(member, f"{silent}{_known(member)}"):
+            self._silent[member.rank] = process_name(member.role, member.rank, member.start)
             return
         self._members.happens(member, MemberEvent.DIES)
         if self._members.restarts(member.role):

@@ -511,6 +511,25 @@ def test_one_that_was_given_up_and_comes_back_has_not_failed_the_job() -> None:
     assert run.over_with == 0
 
 
+@pytest.mark.parametrize("last", [SCHEDULER, WORKER_1], ids=["the scheduler last", "a worker last"])
+def test_nobody_waits_for_one_that_was_given_up_and_never_ends(last: int) -> None:
+    run = sparing()
+    for index in sorted([SCHEDULER, WORKER_1], key=lambda each: each == last):
+        assert run.ending.phase is Phase.RUNNING
+        if index == SCHEDULER:
+            given_up = ExitReport("ended without it", consequence=True, given_up="start 1 of worker 0")
+            run.ending.reported(SCHEDULER, given_up)
+        run.exit(index)
+    assert run.ending.phase is Phase.LINGER
+    run.exit(SERVER)
+    run.now += 60
+    assert run.tick() == [Kill(signal.SIGTERM)]
+    run.now += 60
+    assert run.tick() == [Kill(signal.SIGKILL)]
+    run.exit(WORKER_0, signum=9)
+    assert run.over_with == 0
+
+
 def test_one_that_comes_back_when_the_job_is_over_finds_no_scheduler_and_has_not_failed_it() -> None:
     run = sparing()
     assert run.exit(WORKER_1, SCHEDULER, SERVER) == []
