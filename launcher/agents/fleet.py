@@ -334,7 +334,7 @@ class Fleet(Crew):
         elif isinstance(message, p.Reported):
             if message.index in remote.indices:
                 texts = message.error, message.place, message.details
-                report = ExitReport(*texts, message.consequence, message.printed, message.cause)
+                report = ExitReport(*texts, message.consequence, message.printed, message.cause, message.given_up)
                 self._sink.reported(message.index, report)
         elif isinstance(message, p.Exited):
             self._exited(remote, message.index, Exit(message.code, message.signum))

@@ -166,6 +166,7 @@ class Reported(wire.Message):
     consequence: Annotated[bool, wire.fields.flag]
     printed: Annotated[bool, wire.fields.flag]
     cause: Annotated[str, wire.fields.text(MAX_CAUSE)] = ""
+    given_up: Annotated[str, wire.fields.text(MAX_DETAILS)] = ""
 
 
 @message(118)
