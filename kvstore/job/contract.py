@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +24,11 @@ def members(num_workers: int, num_servers: int, num_aggregators: int = 0, replic
     aggregators: list[Member] = [("aggregator", rank) for rank in range(num_aggregators)]
     workers: list[Member] = [("worker", rank) for rank in range(num_workers)]
     return [("scheduler", 0), *servers, *standbys, *aggregators, *workers]
+
+
+def first_left(lost: Container[int]) -> int:
+    """The worker that does what one does for all: worker 0 or, if that is ``lost``, the lowest rank that is not."""
+    return next(rank for rank in itertools.count() if rank not in lost)
 
 
 def aggregated(placed: Iterable[tuple[str, Sequence[Member]]]) -> list[list[int]]:

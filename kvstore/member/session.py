@@ -20,6 +20,7 @@ from kvstore import wire
 from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost, rebuild
 from kvstore.job.address import host_and_port, resolve
 from kvstore.job.config import Config
+from kvstore.job.contract import first_left
 from kvstore.job.curve_keys import split_key
 from kvstore.job.processes import host_name
 from kvstore.job.valid_values import RoundWindow
@@ -230,8 +231,8 @@ class Session:
 
     @property
     def leads(self) -> bool:
-        """Whether this worker does what one does for all: it is the lowest rank that is not lost, as it knows."""
-        return self.lost.issuperset(range(self.rank))
+        """Whether this worker does what one does for all, as far as it knows; see ``first_left``."""
+        return self.rank == first_left(self.lost)
 
     def check(self, store: int) -> None:
         self.client.check()

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from kvstore import wire
+from kvstore.job.contract import first_left
 from servers.scheduler.members import JobMember
 
 
@@ -33,6 +34,11 @@ class Departures:
         """Add worker ``rank``. ``now`` must not decrease from call to call."""
         self.left.add(rank)
         self._recent.append((now, rank))
+
+    @property
+    def first(self) -> int:
+        """The worker that does what one does for all; see ``first_left``."""
+        return first_left(self.lost)
 
     def lose(self, rank: int) -> None:
         """Let worker ``rank`` be lost, even if it has left just before: then it has failed."""

@@ -125,14 +125,12 @@ class Losses:
         """Let the job go on without ``member``, which ``how``; return False, and change nothing, if it cannot."""
         if member.role != "worker" or not self._least or not self._members.complete or self._failure.text is not None:
             return False
-        left = self._members.wanted["worker"] - self._lost_workers - 1
+        left, all_ = self._left()
         event = MemberEvent.FAILS if member.state is MemberState.LEFT else MemberEvent.DIES
         if left < self._least or not self._members.happens(member, event):
             return False
         self._lost_workers += 1
-        self.news.append(
-            f"worker {member.rank} {how}; the job goes on with {left} of {self._members.wanted['worker']} workers"
-        )
+        self.news.append(f"worker {member.rank} {how}; the job goes on with {left} of {all_} workers")
         self._without(member.rank)
         return True
 
@@ -156,11 +154,16 @@ class Losses:
         else:
             self._failure.happen(f"{member.node} is lost: it {silent}{_known(member)}{self._too_few(member.role)}", now)
 
+    def _left(self) -> tuple[int, int]:
+        """Return how many workers are left when one more is lost, and how many the job has."""
+        all_ = self._members.wanted["worker"]
+        return all_ - self._lost_workers - 1, all_
+
     def _too_few(self, role: str) -> str:
         """Say why the job does not go on without a worker, if it might have."""
         if role != "worker" or not self._least or not self._members.complete:
             return ""
-        left, all_ = self._members.wanted["worker"] - self._lost_workers - 1, self._members.wanted["worker"]
+        left, all_ = self._left()
         return f"; {left} of {all_} workers are left, and the job needs {self._least} (--min-workers)"
 
     def end(self, lost: wire.Lost, now: float) -> None:

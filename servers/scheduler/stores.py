@@ -164,8 +164,7 @@ class Store:
     """
 
     def __init__(self, workers: Collection[int], loads: list[int], departures: Departures) -> None:
-        self._workers = sorted(workers)
-        self.keys = DeclaredKeys(loads, self._first(departures))
+        self.keys = DeclaredKeys(loads, departures.first)
         self.barriers = Barriers(frozenset(workers) - departures.lost)
         self._joins = Joins(workers, departures.known | departures.lost)
         self._departures = departures
@@ -202,7 +201,7 @@ class Store:
         """Go on without a worker that is lost: answer those that have waited for nobody else, and fail what is vain."""
         self._joins.depart(rank)
         released = [Answer(link, arrival, wire.Ack(arrival.seq)) for link, arrival in self.barriers.lose(rank)]
-        first = self._first(self._departures)
+        first = self._departures.first
         return released + (self._placed(self.keys.lead(first)) + self._without_values() if rank < first else [])
 
     def _placed(self, outcomes: list[Outcome]) -> list[Answer]:
@@ -212,10 +211,6 @@ class Store:
             else Answer(peer, request, wire.Placed(request.seq, *outcome, first=self.keys.gives(request)))
             for (peer, request), outcome in outcomes
         ]
-
-    def _first(self, departures: Departures) -> int:
-        """Return the worker that gives keys their first values: the lowest rank that is not lost."""
-        return next((rank for rank in self._workers if rank not in departures.lost), 0)
 
     def forget(self) -> None:
         self.keys.forget()
@@ -233,7 +228,7 @@ class Store:
 
     def _without(self, rank: int) -> list[Answer]:
         answers = [answer for number in self.barriers.without(rank) for answer in self._in_vain(number)]
-        return answers + self._without_values() if rank == self._first(self._departures) else answers
+        return answers + self._without_values() if rank == self._departures.first else answers
 
     def _in_vain(self, number: int) -> list[Answer]:
         """Fail those at a barrier to which some worker will not come, or not before they have gone on."""
@@ -266,7 +261,7 @@ class Store:
     def _without_values(self) -> list[Answer]:
         """Fail the waits for first values, if the first worker will not give them."""
         error: Exception
-        first = self._first(self._departures)
+        first = self._departures.first
         if first in self._departures.known:
             error = NodeLost(f"worker {first} has left the job without giving these keys their first values")
         elif first in self._joins.inside and first not in self._departures.left:
@@ -376,7 +371,7 @@ class Stores:
         if isinstance(request, wire.Declare):
             answers, error = self.of(request.store).declare(peer, request)
             return answers, None if error is None else wire.Fault(request.store, type(error).__name__, str(error))
-        if isinstance(request, wire.Ready) and all(rank in self._departures.lost for rank in range(node.rank)):
+        if isinstance(request, wire.Ready) and node.rank == self._departures.first:
             return self.of(request.store).ready(peer, request), None
         if isinstance(request, wire.Barrier):
             return self.of(request.store).barrier(peer, request, now), None

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from kvstore import wire
 from kvstore.errors import UsageError
+from kvstore.job.contract import first_left
 from kvstore.rows.slab_space import GrownTables
 from kvstore.rule import Rule
 from kvstore.tracer import Tracer
@@ -76,8 +77,8 @@ class ServedStores:
 
     @property
     def _first(self) -> int:
-        """The worker that does what one does for all: the lowest rank that is not lost."""
-        return next((rank for rank in sorted(self._workers) if rank not in self._lost), 0) if self._lost else 0
+        """The worker that does what one does for all; see ``first_left``."""
+        return first_left(self._lost)
 
     # ---- as a standby
 

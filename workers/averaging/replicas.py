@@ -74,9 +74,8 @@ class Replicas(Stepper):
         self._known: set[str] = set()  # the keys of states
         self._stale = False
         self._equal: set[str] = set()  # what all workers have had equal, to the bit, when they met
-        self._finished: dict[int, Mark] | None = (
-            None  # where workers were when all had finished, until that is dealt with
-        )
+        # Where workers were when all had finished, until that is dealt with.
+        self._finished: dict[int, Mark] | None = None
         self._store.reserve_join(join_refusal(type(self).__name__, "Call its own join() or finish()"))
         self._broadcast(everything_of(model))
 
