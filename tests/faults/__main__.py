@@ -16,7 +16,7 @@ from faults import killing, launched
 from faults.counting import SAME_BITS, STORES
 from faults.killing import Kills
 from faults.plan import KINDS, Plan
-from faults.runs import carry_out
+from faults.runs import carry_out, spread
 
 
 def main() -> int:
@@ -84,11 +84,9 @@ def _kill(options: argparse.Namespace) -> int:
                     print(f"{kind} {mode} {seed}: exact, {result.rounds} rounds", flush=True)
         for whose, times in (("serving", after_s), ("other", others_s)):
             if times:
-                times.sort()
-                p95 = times[min(len(times) - 1, int(0.95 * len(times)))]
                 print(
                     f"{kind}: {len(times)} kills of {whose} processes in {runs} runs; to the end of the next round: "
-                    f"median {times[len(times) // 2]:.2f} s, p95 {p95:.2f} s, most {times[-1]:.2f} s",
+                    f"{spread(times, 2)}",
                     flush=True,
                 )
     return 1 if wrong else 0

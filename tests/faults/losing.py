@@ -26,6 +26,7 @@ import torch
 import kvstore as kv
 from faults.plan import KINDS, Plan
 from faults.processes import running
+from faults.runs import spread
 from faults.training import BOUND, Wrong
 
 START_S, END_S = 60.0, 60.0
@@ -260,12 +261,9 @@ def main() -> int:
                 if result.wrong:
                     wrong += 1
                     print(f"{kind} {mode} {seed}: {result.wrong}\n{result.output[-4000:]}", flush=True)
-        still.sort()
         if still:
-            p95 = still[min(len(still) - 1, int(0.95 * len(still)))]
             print(
-                f"{kind}: {len(still)} workers killed; the others have made their next round after "
-                f"median {still[len(still) // 2]:.3f} s, p95 {p95:.3f} s, most {still[-1]:.3f} s",
+                f"{kind}: {len(still)} workers killed; the others have made their next round after {spread(still, 3)}",
                 flush=True,
             )
     return 1 if wrong else 0

@@ -16,6 +16,14 @@ START_S, END_S = 30.0, 60.0
 INTERRUPT_S = 0.02  # between two SIGINTs, on average
 
 
+def spread(seconds: list[float], digits: int) -> str:
+    """The median, the 95th percentile and the most of some times, in words."""
+    times = sorted(seconds)
+    p95 = times[min(len(times) - 1, int(0.95 * len(times)))]
+    median = times[len(times) // 2]
+    return f"median {median:.{digits}f} s, p95 {p95:.{digits}f} s, most {times[-1]:.{digits}f} s"
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What became of a run.
