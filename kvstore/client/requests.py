@@ -433,10 +433,10 @@ class Joining:
             raise
 
     def level(self, entries: Mapping[Key, Entry]) -> None:
-        """Bring servers that are behind others to where this worker goes on, so that nobody waits for nobody's pushes.
+        """Bring servers that are behind others to the round at which this worker goes on.
 
-        They are equal but where a worker is lost whose last pushes had come to some of them, and were rounds of it
-        alone.
+        All servers are at one round, with one exception: a worker pushed alone while all others had joined, and died
+        before its pushes were at every server. A server that lacks them would wait for pushes that nobody makes.
         """
         rule, session = self._requests.rule, self._requests.session
         if rule.mode != "sync" or rule.quorum is not None or not session.config.min_workers:

@@ -1,9 +1,9 @@
 """The versions of one store's values on one server: made when rounds close, and read while training goes on. Pure.
 
 A version is made of a bucket at its round, in one pass over the bucket, before the next update. Two whole versions can
-be read: the newest, and the one before, or the one that a reader fetches. Without the latter, readers would never have
-all of a version where one is made while they fetch half of another. A standby makes a version when its primary has:
-only then has it the primary's values for sure.
+be read: the newest and an older one. The older one is the version before, or the one that a reader fetches: that stays
+until the reader has it. Otherwise a slow reader, which needs more time than there is between two versions, would never
+have a whole one. A standby makes a version when its primary has: only then has it the primary's values for sure.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ NOBODY: frozenset[int] = frozenset()  # one for all rounds: each key has some, a
 #                                                   else it is a repeat
 #   beyond the worker's pause      n > _paused      is refused in each state             is refused
 #
-# A worker that is lost says nothing of its last push, as one that pauses does. What has come of it counts, and no round
-# waits for more. So a push of which only some servers had their parts when it died counts on these alone: to drop it
-# there, a round would have to wait on all servers until each has everything, at every step of every job.
+# A worker that pauses names its last push; a worker that is lost cannot. What has come of it counts, and no round waits
+# for more. It may die when some servers have their part of its push and others do not. Then the push counts only on the
+# servers that have it. To prevent that, each server would have to wait in each round until all servers have everything.
 #
 # The calls, by the process that makes them. A standby that takes over serves from then on.
 #
@@ -292,8 +292,8 @@ class Rounds(Generic[T]):
 
     def _enough(self) -> int:
         """Return how many contributions of workers that are not lost complete the next round."""
-        # At least one: while all others pause, a round of lost workers alone stays open, and others are in it later. If
-        # it were over here, servers to which its pushes have not come would be behind this one when all go on.
+        # At least one: while all others pause, a round that has only pushes of lost workers stays open. The others join
+        # that round when they go on. If it closed here, servers without these pushes would be a round behind this one.
         within = self._number - len(self._absent)
         return max(1, within if self._quorum is None else min(self._quorum, within))
 

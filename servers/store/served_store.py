@@ -306,7 +306,7 @@ class ServedStore:
         return self._without_pushes(targets)
 
     def pass_rounds(self, peer: bytes, message: wire.PassRounds) -> list[Answer]:
-        """Be where everybody goes on from a join, which on this server had fewer rounds: of a worker that is lost."""
+        """Skip rounds that this server lacks and others have: those that a lost worker made alone during a join."""
         if not self._knows or not self.waiting.lost:
             raise UsageError("rounds are passed only where a worker is lost, in stores whose rounds need all workers")
         clocks = dict(zip(message.ids, message.clocks, strict=True))

@@ -317,7 +317,7 @@ class DiLoCo(Stepper):
         if quorum is not None and not isinstance(kvstore, str):
             raise UsageError(
                 "quorum is for a store that DiLoCo makes: give kvstore.create('dist_sync', quorum=..., grace=..., "
-                "late='keep') the same, or pass kvstore='dist_sync'"
+                "late='keep') these options, and DiLoCo none of them; or pass kvstore='dist_sync'"
             )
         rule = NO_RULE if quorum is None else {"quorum": quorum, "grace": grace, "late": late}
         mixing = scalar(mixing)
