@@ -379,7 +379,8 @@ def add_failures(group: argparse._ArgumentGroup) -> None:
         "--restarts",
         type=number,
         metavar="N",
-        help="start again what dies of the scheduler and, with --replicas 1, of servers and standbys; N times in all "
+        help="start again what dies of the scheduler, of workers with --min-workers, and of servers and standbys with "
+        "--replicas 1; N times in all "
         f"(default with --replicas 1: {RESTARTS})",
     )
     group.add_argument(

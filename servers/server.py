@@ -131,7 +131,7 @@ class Server(ShardMember):
         self._service.run(self._handling(self._shard.handle), self._tick, self._shard.due, between=self._pace)
 
     def _notice(self, notice: wire.Message) -> Outbox:
-        return self._shard.depart(notice.departed, notice.lost) if isinstance(notice, wire.Roster) else []
+        return self._shard.depart(*notice.told) if isinstance(notice, wire.Roster) else []
 
     def _tick(self) -> Outbox:
         self._failed()

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from kvstore import wire
 from kvstore.errors import CheckpointError, UsageError, WeightsInDoubt, WireError
@@ -42,6 +43,8 @@ VALUED = (wire.Push, wire.Pull, wire.PushRows, wire.PullRows)  # what is answere
 BRINGING = (wire.Values, wire.Rows)
 OF_CHECKPOINTS = (wire.Capture, wire.AwaitCapture)
 PAGE = 1 << 14  # answers in one message
+NOBODY: Mapping[int, int] = MappingProxyType({})
+MOST_EARLY = 256  # messages; a worker that joins has sent a few before its first answer
 
 
 class Shard:
@@ -85,6 +88,8 @@ class Shard:
         self.ledger: Ledger[wire.Reply | wire.Pull | wire.PullRows] = Ledger()
         self.checkpoints = CheckpointRequests(rank, self._stores)
         self._reply_links = ReplyLinks(admission)
+        # What a worker that was started again has sent before the scheduler had said so.
+        self._early: deque[tuple[bytes, wire.Request]] = deque(maxlen=MOST_EARLY)
         self.reading = ReadDesk(self.stores, memory, ReaderLinks(readers, reader_key, admission)) if readers else None
 
     @property
@@ -139,16 +144,28 @@ class Shard:
             return []
         key = self._speakers.key(message.node)
         if key is None:
+            comes = self._stores.elastic and self._speakers.comes(message.node, self._reply_links.key(peer))
+            if comes and isinstance(message, wire.Request):
+                self._early.append((peer, message))
+                return []
             return turn_away(peer, message, self._speakers.stranger(message.node))
         if not self._reply_links.admit(peer, message, key):
             return turn_away(peer, message, "joined this job with another key than that of this link")
         return None
 
-    def depart(self, workers: Collection[int], lost: Collection[int] = ()) -> Outbox:
-        """Go on without workers; see ``wire.Roster``. What comes of one that is ``lost`` from now on is refused."""
+    def depart(
+        self, workers: Collection[int], lost: Mapping[int, int] = NOBODY, came: Mapping[int, int] = NOBODY
+    ) -> Outbox:
+        """Go on without workers; see ``wire.Roster``. What comes of one that is ``lost`` from now on is refused.
+
+        ``came`` are those that have been started again, with their incarnations: they are heard from now on.
+        """
         for node in self._speakers.lose(lost):
             self._reply_links.forget(node)
-        return self._note(self._stores.depart(workers, lost))
+        self._speakers.hear(came)
+        outbox = self._note(self._stores.depart(workers, lost, came))
+        early, self._early = self._early, deque(maxlen=MOST_EARLY)
+        return outbox + [answer for peer, message in early for answer in self.handle(peer, message)]
 
     def due(self) -> float | None:
         """Return when ``tick`` has something to do; None if nothing waits for the time."""
@@ -171,7 +188,7 @@ class Shard:
         If it raises, the change does not follow from this state, which is in doubt from now on.
         """
         if isinstance(message, wire.Roster):
-            self.depart(message.departed, message.lost)
+            self.depart(*message.told)
         elif isinstance(message, wire.LedgerPage):
             self._restore_page(message)
         elif not isinstance(message, wire.Request):
@@ -329,18 +346,31 @@ class Speakers:
         self._keys = _keyed("worker", num_workers, worker_keys)
         self._keys |= _keyed("aggregator", len(aggregated), aggregator_keys)
         self._lost: set[wire.Node] = set()
+        self._worker_keys = [worker_keys[rank] if rank < len(worker_keys) else "" for rank in range(num_workers)]
 
     def key(self, node: wire.Node) -> str | None:
         """Return the public key that ``node`` has joined with, empty where links prove none; None for a stranger."""
         return self._keys.get(node)
 
-    def lose(self, workers: Collection[int]) -> list[wire.Node]:
-        """Hear these workers no more, which are lost; return those that have been heard until now."""
-        gone = [node for node in self._keys if node.role == "worker" and node.rank in workers]
+    def lose(self, workers: Mapping[int, int]) -> list[wire.Node]:
+        """Hear these workers no more, up to the incarnations that are lost; return those heard until now."""
+        gone = [node for node in self._keys if node.role == "worker" and node.incarnation <= workers.get(node.rank, 0)]
         for node in gone:
             del self._keys[node]
         self._lost.update(gone)
         return gone
+
+    def hear(self, newcomers: Mapping[int, int]) -> None:
+        """Hear these workers, of which each has been started again, in its new incarnation."""
+        for rank, incarnation in newcomers.items():
+            node = wire.Node("worker", rank, incarnation)
+            if rank < len(self._worker_keys) and node not in self._lost:
+                self._keys[node] = self._worker_keys[rank]
+
+    def comes(self, node: wire.Node, key: str) -> bool:
+        """Whether ``node``, whose link has proved ``key``, may be a worker that has been started again."""
+        known = node.role == "worker" and 0 <= node.rank < len(self._worker_keys) and node.incarnation > 1
+        return known and node not in self._lost and self._worker_keys[node.rank] == key
 
     def stranger(self, node: wire.Node) -> str:
         """Say why ``node`` is not heard."""

@@ -357,6 +357,14 @@ class Checkpointing:
 
     # ---- helpers
 
+    def following(self) -> tuple[int, int]:
+        """Return what a worker that comes later must know: when the next meeting is, and the last number."""
+        return self._next, self._number
+
+    def come(self, following: int, number: int) -> None:
+        """Go on as another worker does; see ``following``."""
+        self._next, self._number = following, number
+
     def _passed(self, store: TrainedStore, rounds: int) -> int | None:
         if rounds < self._next:
             return None

@@ -16,6 +16,7 @@ from kvstore.client.compression import Compressing, compressing
 from kvstore.client.compression import describe as describe_compression
 from kvstore.client.entries import Entries, Entry, PushClocks
 from kvstore.client.lending import Lending
+from kvstore.client.newcomers import Part, newcomers
 from kvstore.client.optimizing import Optimizing, StoredStates, advice, described, warn
 from kvstore.client.plans import Pieces, Plan, Plans, RowPlan
 from kvstore.client.publishing import Publishing
@@ -118,6 +119,13 @@ class DistStore(KVStore):
         self._publish_every = session.config.publish_every if checkpoints else 0
         if self._publish_every:
             self._pushes.before.append(partial(self._publishing.before, self._publish_every))
+        self._newcomers = newcomers(session)
+        self._part = Part(
+            *(self._requests, self._entries, self._clocks, self._barriers, self._joining),
+            *(self._optimizing, self._publishing),
+        )
+        if self._newcomers is not None:
+            self._newcomers.add(self._part, self._checkpoints, self._pushes)
         session.flushes.append(self._pushes.flush)
         session.activity.stores.append(self._pushes.activity)
         session.stores = ordinal  # last: if an exception has ended this before, the next store is made in its place
@@ -169,6 +177,8 @@ class DistStore(KVStore):
     def _add(self, entries: Entries) -> None:
         self._clocks.grow(len(self._entries) + len(entries))
         self._entries.add(entries)
+        if self._newcomers is not None:
+            self._newcomers.take_clocks(self._part)
 
     def push(self, key: Any, value: Any, priority: int = 0, *, wait: bool = False) -> Ticket:
         self._check()
@@ -427,7 +437,10 @@ class DistStore(KVStore):
     def attach(self, name: str, thing: Any, *, shared: bool = False) -> bool:
         self._check()
         super().attach(name, thing, shared=shared)
-        return self._checkpoints is not None and self._checkpoints.attach(name, thing, shared)
+        loaded = self._checkpoints is not None and self._checkpoints.attach(name, thing, shared)
+        if shared and self._newcomers is not None:
+            loaded = self._newcomers.attach(name, thing) or loaded
+        return loaded
 
     def publish(self, keys: Any = None, *, label: str = "", dtype: Any = None) -> int:
         self._check()
@@ -510,6 +523,8 @@ class DistStore(KVStore):
         self._check()
         if self._joining.under_way:
             return
+        if self._newcomers is not None:
+            self._newcomers.enter(self._part, -1, self._checkpoints)
         if self.rule.mode == "async":
             self._pushes.flush(timeout)
         if self._checkpoints is not None:
@@ -593,6 +608,8 @@ class DistStore(KVStore):
         self._publish_rest(1)
         if self._checkpoints is not None:
             self._checkpoints.remove(self._trained)
+        if self._newcomers is not None:
+            self._newcomers.remove(self._part)
         self._requests.close()
         self._closed = True  # not before: after an exception in a line above, close may be called again
         with suppress(ValueError):

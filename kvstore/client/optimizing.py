@@ -192,6 +192,16 @@ class Optimizing:
         _, _, lr, rescale, changes = self._set
         return PushNumbers(lr, rescale, [[*which, value] for which, value in changes.items()], order, self.weight)
 
+    def changed(self) -> list[Any]:
+        """Return what this worker has set, for one that is to go on as it does; see ``take_over``."""
+        version, _, lr, rescale, changes = self._set
+        return [version, lr, rescale, [[*which, value] for which, value in changes.items()]]
+
+    def take_over(self, changed: list[Any]) -> None:
+        version, lr, rescale, changes = changed
+        numbers = {(group, name): value for group, name, value in changes}
+        self._set = self._set._replace(version=max(version, self._set.version), lr=lr, rescale=rescale, changes=numbers)
+
     def require(self, what: str) -> str:
         """Return the optimizer's rule; a worker that has not set it asks the servers, once.
 

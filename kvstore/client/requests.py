@@ -86,7 +86,9 @@ class Requests:
         segments = SegmentColumns(*(np.array(column, np.int64) for column in columns))
         if self.session.aggregator is not None:
             self._describe(self.session.aggregator, keys, kinds, specs, segments)
-        return Entries.of(keys, kinds, specs, segments), placed.first or self.session.rank == 0
+        return Entries.of(keys, kinds, specs, segments), placed.first or (
+            self.session.rank == 0 and not self.session.newcomer
+        )
 
     def _describe(
         self, aggregator: Peer, keys: Sequence[Key], kinds: Sequence[int], specs: Sequence[Spec], placed: SegmentColumns
@@ -336,6 +338,10 @@ class WorkerBarriers:
     def passed(self) -> int:
         return self._at.passed
 
+    def pass_to(self, number: int) -> None:
+        """Go on as one that has passed so many barriers."""
+        self._at = _Barrier(number)
+
     def wait(self) -> None:
         """Come to the next barrier, and return when all workers have come."""
         passed, operation = self._at
@@ -367,7 +373,7 @@ class Joining:
     def __init__(self, requests: Requests, clocks: PushClocks) -> None:
         self._requests = requests
         self._clocks = clocks
-        self._number = 0  # of the last pause
+        self.number = 0  # of the last pause
         self._operation: Operation | None = None  # of the one that is under way
         self._last = 0
         self._rounds: dict[int, int] = {}  # by segment: where its rounds are when the worker goes on
@@ -376,9 +382,13 @@ class Joining:
     def under_way(self) -> bool:
         return self._operation is not None
 
+    def pass_to(self, number: int) -> None:
+        """Go on as one that has called ``join`` so often."""
+        self.number = number
+
     def begin(self, entries: Entries) -> None:
         """Announce a pause to the scheduler, then to the servers. Nothing may be pushed from here to ``end``."""
-        requests, number = self._requests, self._number + 1
+        requests, number = self._requests, self.number + 1
         # The scheduler is asked first and alone: it must know of the pause before any server lets others go on.
         fields = {"store": requests.store, "number": number, "pushes": 0, "ids": [], "clocks": []}
         requests.one(requests.session.scheduler, "join", (), wire.Pause, **fields)
@@ -417,7 +427,7 @@ class Joining:
         # Noted together with the requests: an exception before this leaves no pause here and none on the servers, one
         # after it leaves both, and the next ``join`` waits for the same answers.
         self._rounds = {}
-        self._number = number
+        self.number = number
         self._operation = operation
 
     def wait(self, timeout: float | None) -> None:

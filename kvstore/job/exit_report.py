@@ -156,6 +156,11 @@ class ReportFile:
             draft.unlink(missing_ok=True)
         return None
 
+    def clear(self) -> None:
+        """Forget the report and the owner: another process takes the place of the one that has ended."""
+        for path in (self.path, self._owner_path):
+            path.unlink(missing_ok=True)
+
     @property
     def owner(self) -> Owner | None:
         """None if no process has said that it is the worker."""

@@ -91,6 +91,8 @@ class Session:
         self._on_line_back = on_line_back
         self.takeovers = 0  # how many this member has heard of
         self.lost: frozenset[int] = frozenset()  # the workers without which the job goes on, as this member knows
+        self.newcomer = False  # whether this worker was started again, and nobody has let it in yet
+        self.to_admit: dict[int, wire.Newcomer] = {}  # by rank: the newcomers that this worker is to let in
         self._epochs: dict[int, int] = {}  # by rank: of the latest news of where its server is
         self._faults: dict[int, list[KVStoreError]] = {}
         self._latest_fault = 0
@@ -121,6 +123,7 @@ class Session:
         self.client.node = wire.Node(self.config.role, welcome.rank, welcome.incarnation)
         self.client.guide = self.scheduler
         self.num_workers = welcome.num_workers
+        self.newcomer = self.config.role == "worker" and welcome.incarnation > 1
         self.worker_keys, self.aggregator_keys = welcome.worker_keys, welcome.aggregator_keys
         self.aggregated = welcome.aggregated
         self.addresses = welcome.servers
@@ -232,7 +235,7 @@ class Session:
     @property
     def leads(self) -> bool:
         """Whether this worker does what one does for all, as far as it knows; see ``first_left``."""
-        return self.rank == first_left(self.lost)
+        return not self.newcomer and self.rank == first_left(self.lost - {self.rank})
 
     def check(self, store: int) -> None:
         self.client.check()
@@ -305,6 +308,8 @@ class Session:
                 return
         elif isinstance(notice, wire.Roster):
             self.lost = frozenset(notice.lost)
+        elif isinstance(notice, wire.Newcomer):
+            self.to_admit[notice.rank] = notice
         elif isinstance(notice, wire.StillStuck):
             self.client.prompt(notice.number)
         elif isinstance(notice, wire.Deadlock):

@@ -16,6 +16,7 @@ fields       the check of each field
 """
 
 from kvstore.wire.arrays import (
+    Admit,
     Borrowed,
     Close,
     GetStates,
@@ -67,6 +68,7 @@ from kvstore.wire.guests import (
     WorkerReport,
 )
 from kvstore.wire.members import (
+    Admitted,
     Alive,
     Barrier,
     Beat,
@@ -76,6 +78,8 @@ from kvstore.wire.members import (
     Deadlock,
     Declare,
     Describe,
+    Enter,
+    Entered,
     Fault,
     Here,
     JobFailed,
@@ -83,6 +87,7 @@ from kvstore.wire.members import (
     Leave,
     Lost,
     Moved,
+    Newcomer,
     OpenStore,
     Placed,
     ProcessAlive,

@@ -251,6 +251,23 @@ class PassRounds(Request):
         same_length(self.ids, self.clocks)
 
 
+@message(58)
+class Admit(Request):
+    """Worker ``rank``, which was started again, is in the rounds after ``clocks[i]`` of segment ``ids[i]``.
+
+    I have pushed the segment so often, and wait for the answer before I push it again.
+    """
+
+    store: f.Store
+    rank: f.Rank
+    incarnation: f.Seq
+    ids: f.Ids
+    clocks: f.Clocks
+
+    def __post_init__(self) -> None:
+        same_length(self.ids, self.clocks)
+
+
 @message(51)
 class Resume(Reply):
     """All have paused; the next push of ``ids[i]`` follows round ``clocks[i]``. Worker ``last`` has pushed most."""

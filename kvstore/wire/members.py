@@ -27,6 +27,8 @@ from kvstore.wire.rows import (
 Elements = Annotated[list[int], f.integers(0, MAX_ELEMENTS)]
 PublicKeys = Annotated[list[str], f.list_of(f.text(LENGTH), MAX_NODES)]
 Start = Annotated[int, f.integer(1)]  # how often a member's process has been started
+Incarnations = Annotated[list[int], f.integers()]
+State = Annotated[str, f.text(1 << 22)]  # JSON that only workers read
 
 
 def require_counted(counts: Sequence[int], ids: Sequence[int]) -> None:
@@ -183,6 +185,54 @@ class Barrier(Request):
     number: f.Seq
 
 
+@message(25)
+class Enter(Request):
+    """I have been started again: let me in before you push segment ``id`` of ``store``, as I am about to do."""
+
+    store: f.Store
+    id: Annotated[int, f.integer(-1)]  # -1 for any
+
+
+@message(59)
+class Entered(Reply):
+    """You are in. What the worker that has let you in knows: see ``Admitted``."""
+
+    stores: Annotated[list[int], f.integers()]
+    barriers: Annotated[list[int], f.integers()]
+    joins: Annotated[list[int], f.integers()]
+    counts: Annotated[list[int], f.integers()]
+    ids: f.Owners
+    clocks: f.Clocks
+    state: State
+
+    def __post_init__(self) -> None:
+        same_length(self.stores, self.barriers, self.joins, self.counts)
+        same_length(self.ids, self.clocks)
+        require_counted(self.counts, self.ids)
+
+
+@message(57)
+class Admitted(Request):
+    """All servers know that ``rank`` is in the rounds after those that I have pushed."""
+
+    rank: f.Rank
+    incarnation: f.Seq
+    # stores, barriers, joins, counts: of each of my stores how many barriers and joins I have passed, and how many keys
+    # it has
+    stores: Annotated[list[int], f.integers()]
+    barriers: Annotated[list[int], f.integers()]
+    joins: Annotated[list[int], f.integers()]
+    counts: Annotated[list[int], f.integers()]
+    ids: f.Owners  # the first segment of each key
+    clocks: f.Clocks  # how often I have pushed it
+    state: State  # what else it must know to go on as I do
+
+    def __post_init__(self) -> None:
+        same_length(self.stores, self.barriers, self.joins, self.counts)
+        same_length(self.ids, self.clocks)
+        require_counted(self.counts, self.ids)
+
+
 @message(19)
 class Census(Request):
     """How many members are lost?"""
@@ -249,16 +299,48 @@ class JobFailed(Message):
     cause: Annotated[str, f.text(64)] = ""
 
 
+@message(39)
+class Newcomer(Message):
+    """To one worker: let ``rank`` in before your next push that begins with segment ``id`` of ``store``."""
+
+    rank: f.Rank
+    incarnation: f.Seq
+    store: f.Store
+    id: Annotated[int, f.integer(-1)]  # -1 for any
+
+
 @message(32)
 class Roster(Message):
     """Which workers have left in order (``departed``), and which are ``lost``. ``epoch`` grows with every change.
 
-    To servers and aggregators; to workers, too, once one is lost.
+    A worker that is lost may be started again: ``came`` are those that have been. Until another worker lets it in, such
+    a worker stays lost for everybody. To servers and aggregators; to workers, too, once one is lost.
     """
 
     epoch: f.Seq
     departed: f.Ranks  # ranks of workers
     lost: f.Ranks = field(default_factory=list)  # likewise; the job goes on without them
+    deaths: Incarnations = field(default_factory=list)  # of each that is lost, the incarnation that was lost last
+    came: f.Ranks = field(default_factory=list)  # ranks of workers, too
+    starts: Incarnations = field(default_factory=list)  # the incarnation of each of them
+
+    def __post_init__(self) -> None:
+        same_length(self.lost, self.deaths)
+        same_length(self.came, self.starts)
+
+    @property
+    def told(self) -> tuple[list[int], dict[int, int], dict[int, int]]:
+        return self.departed, self.losses, self.newcomers
+
+    @property
+    def losses(self) -> dict[int, int]:
+        """By rank, the incarnation of each lost worker."""
+        return dict(zip(self.lost, self.deaths, strict=True))
+
+    @property
+    def newcomers(self) -> dict[int, int]:
+        """By rank, the incarnation of each worker that has been started again."""
+        return dict(zip(self.came, self.starts, strict=True))
 
 
 @message(33)

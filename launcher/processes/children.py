@@ -9,6 +9,7 @@ from dataclasses import replace
 from enum import Enum, auto
 from functools import partial
 
+from kvstore.job.exit_report import ReportFile
 from kvstore.job.forking import FORK_SERVER, Forked, ForkServer
 from kvstore.job.processes import Exit
 from kvstore.job.settings import REPLICAS
@@ -159,7 +160,7 @@ class Children(Crew):
         for pipe in self._pipes[index]:
             pipe.finish()
         with suppress(OSError):  # or why it has ended would pass for why the next one ends
-            (self._guard.directory / _report_name(index)).unlink()
+            ReportFile(self._guard.directory / _report_name(index), 0, 0).clear()
         task, former = self._tasks[index], self._children[index]
         self._tasks[index] = replace(task, env={**task.env, **variables})
         try:

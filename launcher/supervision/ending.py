@@ -227,12 +227,15 @@ class Ending:
         self._running.discard(index)
         if self.phase not in (Phase.RUNNING, Phase.LINGER):
             return []
+        if not any(self._tasks[other].role == "worker" for other in self._running):
+            # A worker that comes back finds nobody who could let it in.
+            self._waiting = {other: at for other, at in self._waiting.items() if self._tasks[other].role != "worker"}
         replaced = how.code == REPLACED_EXIT and self._restarts.survivable(index)
         # Before all else: the exit that comes first is seldom the cause. A report names a process that was lost before.
         if how.status and not replaced and (death := self._culprit(index)) is not None:
             return self._fail(death.task, str(death.how), death.how.status, now)
         if how.status and self._told is None and self._died_alone(index) and self._restarts.spares(index):
-            return self._spare(index, how, now)
+            return self._spare(index, how, now, possible)
         if self._restarts.survivable(index) and self._told is None:
             # Either may be first: workers go on after `finished`, and the scheduler exits after the last worker.
             if self.finished or not self._left("worker"):
@@ -337,13 +340,19 @@ class Ending:
         report = self._consequences.get(index)
         return report is None or report.cause == self._process(index)
 
-    def _spare(self, index: int, how: Exit, now: float) -> list[Action]:
-        """The job goes on without a worker that has died; the scheduler says so."""
+    def _spare(self, index: int, how: Exit, now: float, possible: bool) -> list[Action]:
+        """The job goes on without a worker that has died, until it is started again; the scheduler says so."""
         self._deaths[self._process(index)] = _Death(index, how, now)
         self._consequences.pop(index, None)
         if not self._left("worker"):
             self._enter(Phase.LINGER, now + self._limits.linger)
-        return [Lose(index, " ".join(str(how).split()), self._restarts.start(index), True)]
+            return [Lose(index, " ".join(str(how).split()), self._restarts.start(index), True)]
+        fate = self._restarts.dies(index, how, now, possible and not self.finished)
+        if fate.at is not None:
+            self._waiting[index] = fate.at
+        lose = Lose(index, " ".join(str(how).split()), fate.start, fate.at is None)
+        says = fate.text and self._restarts.limited
+        return [lose, Say(f"{self._tasks[index].title} {lose.how}; {fate.text}")] if says else [lose]
 
     def _again(self, now: float) -> list[Action]:
         """Start those again whose time has come, if the job goes on."""

@@ -18,14 +18,15 @@ from launcher.job.tasks import Task
 
 #     a process that dies                     is started again after
 #     server, standby                         0.1 s, so that a standby takes over first
-#       soon after its start, n times         0.5 s times 2^n, 30 s at most
+#       soon after its start, n times         0.5 s times 2^n, 30 s at most; a worker, too
+#     worker, as long as enough are left      0.1 s, too
 #     scheduler                               0 s: nobody takes its place
 #       soon after its start, n times         0.5 s times 2^(n-1), 1 s at most
 #     any, with ERRORS errors of its own      never
 #     any, after `limit` restarts in all      never
 #     any, on a host that is lost             never
 #
-# What is never started again: the job goes on without a server's standby, and ends without a scheduler.
+# What is never started again: the job goes on without a server's standby or a worker, and ends without a scheduler.
 TAKEOVER_S = 0.1  # before a server or standby is started again
 DELAY_S = 0.5  # likewise, if it dies soon after its start; doubled each time
 LONGEST_S = 30.0  # of these delays
@@ -48,7 +49,7 @@ class Restarts:
     Args:
         roles: the roles whose processes may die.
         limit: how many times processes are started again, in all.
-        min_workers: workers may die as long as so many are left, and are not started again; 0 if none may.
+        min_workers: workers may die as long as so many are left; 0 if none may.
     """
 
     def __init__(self, tasks: Sequence[Task], roles: frozenset[str], limit: int, min_workers: int = 0) -> None:
@@ -70,6 +71,11 @@ class Restarts:
     @property
     def any(self) -> bool:
         return bool(self._roles) or 0 < self._min_workers < self._workers
+
+    @property
+    def limited(self) -> bool:
+        """Whether anything is started again, so that it is news that something is not."""
+        return self._limit > 0
 
     def spares(self, index: int) -> bool:
         """Note that a process has died; return whether it is a worker without which the job goes on."""
@@ -95,6 +101,8 @@ class Restarts:
         """A process is started now. Return how often it has been started, with this."""
         self._began[index] = now
         self._starts[index] = self._starts.get(index, 0) + 1
+        if self._starts[index] > 1 and self._tasks[index].role == "worker":
+            self._left += 1
         return self._starts[index]
 
     def dies(self, index: int, how: Exit, now: float, possible: bool = True) -> Fate:
@@ -123,7 +131,8 @@ class Restarts:
 
     def _consequence(self, index: int) -> str:
         task = self._tasks[index]
-        return "" if task.role == "scheduler" else f"; {member_title('server', task.rank)} has no standby from now on"
+        served = task.role in ("server", "standby")
+        return f"; {member_title('server', task.rank)} has no standby from now on" if served else ""
 
     def _delay(self, index: int) -> float:
         """A server's standby takes over meanwhile. The scheduler is missed from the beginning."""

@@ -83,7 +83,7 @@ class AggregatorProcess(ServingMember):
 
     def _notice(self, notice: wire.Message) -> Outbox:
         if isinstance(notice, wire.Roster):
-            return self._with_answers(self._aggregator.depart(notice.departed, notice.lost), [])
+            return self._with_answers(self._aggregator.depart(notice.departed, [*notice.lost, *notice.came]), [])
         if isinstance(notice, wire.Moved):
             self._upstream.move(notice.rank, notice.address)
             return self._with_answers([], self._upstream.tick())

@@ -7,7 +7,7 @@ primary, it applies the records that it has stored, and answers.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from kvstore import wire
@@ -16,7 +16,7 @@ from servers.replication.primary import Primary
 from servers.replication.standby import SEATS, Standby
 from servers.requests.guest_links import READER
 from servers.requests.replies import Outbox
-from servers.shard import Shard
+from servers.shard import NOBODY, Shard
 
 MOST_READS = 256  # requests of readers that are kept; a reader asks again for others
 
@@ -55,7 +55,7 @@ class Replica:
         self._held = HeldRequests()
         self._held_reads = HeldRequests()  # of readers
         self._view: wire.View | None = None
-        self._departed: tuple[Collection[int], Collection[int]] = (), ()  # in order, and lost
+        self._departed: tuple[Collection[int], Mapping[int, int], Mapping[int, int]] = (), NOBODY, NOBODY
         self._told: wire.Standing | None = None
         self._limit_s = limit_s
         self._waits = (0, 0.0)  # for which record to be stored, and since when, as far as ``stand`` has seen
@@ -100,13 +100,15 @@ class Replica:
             raise Replaced(f"server {view.primary.rank} is served by another process, in view {view.epoch}")
         return self._standby.look(view)
 
-    def depart(self, workers: Collection[int], lost: Collection[int] = ()) -> Outbox:
-        """Note which workers have left in order, and which are ``lost``.
+    def depart(
+        self, workers: Collection[int], lost: Mapping[int, int] = NOBODY, came: Mapping[int, int] = NOBODY
+    ) -> Outbox:
+        """Note which workers have left in order, which are ``lost``, and which were started again; see ``Shard``.
 
         A standby hears of it from its primary, in the order of changes.
         """
-        self._departed = workers, lost
-        return self.primary.depart(workers, lost) if self.serves else []
+        self._departed = workers, lost, came
+        return self.primary.depart(workers, lost, came) if self.serves else []
 
     # ---- time
 

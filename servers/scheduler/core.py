@@ -20,6 +20,7 @@ from servers.scheduler.guests import Readers
 from servers.scheduler.heartbeats import Heartbeats
 from servers.scheduler.losses import JobFailure, Losses
 from servers.scheduler.members import JobMember, MemberEvent, Members, MemberState, Welcomes
+from servers.scheduler.newcomers import Newcomers
 from servers.scheduler.observing import Observing
 from servers.scheduler.stores import Stores
 
@@ -54,7 +55,7 @@ class JoinRequests:
     def predecessor(self, peer: bytes, request: wire.Join) -> JobMember | None:
         """Return the member that a later start in the same seat (``request``) shows to have ended; None if none has."""
         role, rank, _ = request.node
-        before = self._members.find(role, rank) if self._members.restarts(role) else None
+        before = self._members.find(role, rank) if self._members.starts_again(role) else None
         if before is None or before.start >= request.start or before.key != self._reply_links.key(peer):
             return None
         return before
@@ -85,9 +86,11 @@ class JoinRequests:
         )
         before = self._members.join(member, now)
         self._reply_links.admit(peer, request, key)
+        if before is not None and role == "worker":
+            member.aggregator = -1  # its host's aggregator goes on without it: it sends to the servers
         if before is not None:
             self._welcome(member)
-            if not self._members.all_gone("worker"):
+            if member.role != "worker" and not self._members.all_gone("worker"):
                 self._failover.join(member, now)
         elif self._members.settle(now):
             log.info("all members have joined")
@@ -149,6 +152,7 @@ class Scheduler:
         self.members = Members(
             *(num_workers, num_servers, limit_s, num_aggregators, replicas),
             news=lambda line: self.observing.events.add(self._now, line),
+            spares_workers=min_workers > 0,
         )
         self.silent: list[tuple[wire.Node, float]] = []
         self._now = self._ticked = 0.0
@@ -167,9 +171,17 @@ class Scheduler:
             min_workers,
             self._go_on_without,
         )
+        self._newcomers = Newcomers(self.members, self._departures, self._send)
         self._released: list[Answer] = []  # to members that have waited for one that is lost
         self._heartbeats = Heartbeats(
-            self.members, self._reply_links, self._failover, self._rosters, self._send, self._failure, start
+            self.members,
+            self._reply_links,
+            self._failover,
+            self._rosters,
+            self._send,
+            self._failure,
+            self._newcomers,
+            start,
         )
         self._readers = (
             Readers(readers, reader_key, admission, self._stores, lambda: self._joining.servers, self._over)
@@ -267,7 +279,7 @@ class Scheduler:
     @property
     def lost_workers(self) -> Set[int]:
         """The ranks of the workers that are lost, and without which the job goes on, at any time."""
-        return self._departures.lost
+        return self._departures.lost.keys()
 
     @property
     def given_up(self) -> list[str]:
@@ -313,10 +325,16 @@ class Scheduler:
         self._failure.check()
         before = self._joining.predecessor(peer, message)
         if before is not None:
-            self._losses.end(
-                wire.Lost(before.role, message.node.rank, "has been started again", before.start), self._now
-            )
+            again = "has been started again"
+            if before.role == "worker":
+                self._losses.lose_worker(before, again)
+            else:
+                self._losses.end(wire.Lost(before.role, message.node.rank, again, before.start), self._now)
         self._joining.join(peer, message, self._now)
+        member = self.members.by_nonce(message.node.incarnation)
+        if member is not None and member.role == "worker" and member.incarnation > 1 and self._losses.comes(member):
+            self._departures.come(member.rank, member.incarnation)
+            self._announce(over=False)
         return []
 
     def _give_up(self, peer: bytes, message: wire.Leave) -> Outbox:
@@ -350,6 +368,7 @@ class Scheduler:
             return []
         if member.role == "worker":
             self._departures.add(member.rank, self._now)
+            self._released += self._newcomers.leave(member.rank)
         if self.members.restarts(member.role):
             how = "has left" if message.error is None else f"failed: {message.error}"
             self._losses.lose(member, how, self._now)
@@ -373,15 +392,31 @@ class Scheduler:
         self._announce(over=done)
         return self._stores.depart(ranks)
 
-    def _go_on_without(self, rank: int) -> None:
+    def _go_on_without(self, member: JobMember) -> None:
         """Tell servers and aggregators of a worker that is lost, and answer those that have waited for it alone."""
-        self._departures.lose(rank)
+        self._departures.lose(member.rank, member.incarnation)
         self._announce(over=self.members.all_gone("worker"))
-        self._released += self._stores.lose(rank)
+        self._released += self._stores.lose(member.rank)
+        for newcomer in self._newcomers.lose(member.rank):
+            # Some servers may have been told to wait for its pushes, and others not: it has to come anew.
+            other = self.members.find("worker", newcomer)
+            how = f"was about to be let in by {member.node}, which is lost"
+            if other is not None and not self._losses.lose_worker(other, how):
+                self._failure.happen(f"{other.node} {how}", self._now)
+
+    def _let_in(self, peer: bytes, message: wire.Admitted) -> list[Answer]:
+        """A worker that was started again is in the rounds of all servers."""
+        done = [Answer(peer, message, wire.Ack(message.seq))]
+        answer = self._newcomers.admitted(message)
+        if answer is None:
+            return done
+        self._departures.admit(message.rank)
+        self._announce(over=False)
+        return [*done, *self._stores.admit(message), answer]
 
     def _announce(self, *, over: bool) -> None:
         self._rosters.change(self._departures, over=over)
-        for role in ("server", "standby", "aggregator", *(["worker"] if self._departures.lost else [])):
+        for role in ("server", "standby", "aggregator", *(["worker"] if self._rosters.of_losses else [])):
             for member in self.members.of(role):
                 self._rosters.inform(member)
 
@@ -396,8 +431,12 @@ class Scheduler:
         if isinstance(message, wire.Census):
             return [Answer(peer, message, wire.Counted(message.seq, self.members.lost))]
         self._failure.check()
-        if member.role == "worker" and member.rank in self._departures.lost:  # nobody counts on what it does
+        if member.role == "worker" and member.state is MemberState.LOST:  # nobody counts on what it does
             raise NodeLost(f"{member.node} was given up, and the job goes on without it")
+        if isinstance(message, wire.Enter):
+            return self._newcomers.enter(peer, message)
+        if isinstance(message, wire.Admitted):
+            return self._let_in(peer, message)
         served = self._stores.serve(peer, message, self._now)
         if served is None:
             raise UsageError(f"the scheduler does not handle a {type(message).__name__} of {message.node}")
@@ -422,7 +461,10 @@ class Scheduler:
         joining = self.members.by_nonce(message.node.incarnation)
         if joining is not None and not self.members.complete:
             return Reason(f"waits for {self.members.absent()} to join")
-        return self._stores.explain(message.node.rank, message.about) if message.node.role == "worker" else Reason()
+        if message.node.role != "worker":
+            return Reason()
+        coming = self._newcomers.explain(message.node.rank, message.about)
+        return coming if coming.text else self._stores.explain(message.node.rank, message.about)
 
     def _waits(self) -> Reason:
         if not self.members.complete:

@@ -20,13 +20,16 @@ class Departures:
     Attributes:
         left: those that have left in order.
         known: those of them whose departure has been announced.
-        lost: those that have died, and without which the job goes on.
+        lost: those that have died, and without which the job goes on, by rank, with the incarnation that died last.
+        came: those of them that were started again, likewise, with their incarnations. Until they are let in, they are
+            among those that are lost, too.
     """
 
     def __init__(self, farewell_s: float) -> None:
         self.left: set[int] = set()
         self.known: set[int] = set()
-        self.lost: set[int] = set()
+        self.lost: dict[int, int] = {}
+        self.came: dict[int, int] = {}
         self._farewell_s = farewell_s
         self._recent: deque[tuple[float, int]] = deque()  # (when, rank) of those not yet known
 
@@ -40,12 +43,22 @@ class Departures:
         """The worker that does what one does for all; see ``first_left``."""
         return first_left(self.lost)
 
-    def lose(self, rank: int) -> None:
+    def come(self, rank: int, incarnation: int) -> None:
+        """Worker ``rank``, which is lost, was started again."""
+        self.came[rank] = incarnation
+
+    def admit(self, rank: int) -> None:
+        """Worker ``rank``, which was started again, is in."""
+        self.lost.pop(rank, None)
+
+    def lose(self, rank: int, incarnation: int = 1) -> None:
         """Let worker ``rank`` be lost, even if it has left just before: then it has failed."""
         self.left.discard(rank)
         self.known.discard(rank)
         self._recent = deque(entry for entry in self._recent if entry[1] != rank)
-        self.lost.add(rank)
+        self.lost[rank] = incarnation
+        if self.came.get(rank, 0) <= incarnation:
+            self.came.pop(rank, None)
 
     def due(self, now: float, *, all_gone: bool) -> list[int]:
         """Return the departures to announce now; all of them if no worker is left to wait."""
@@ -64,19 +77,26 @@ class Rosters:
         self._tell = tell
         self.epoch = 0
         self._news: wire.Roster | wire.Stop = wire.Roster(0, [])
+        self.of_losses = False  # whether a worker has ever been lost
 
     def change(self, departures: Departures, *, over: bool) -> None:
         """Announce from now on which workers are gone; with ``over``, they are all of them."""
         self.over = over
         self.epoch += 1
-        self._news = wire.Stop() if over else wire.Roster(self.epoch, sorted(departures.known), sorted(departures.lost))
+        self.of_losses = self.of_losses or bool(departures.lost)
+        self._news = wire.Stop() if over else self._roster(departures)
+
+    def _roster(self, departures: Departures) -> wire.Roster:
+        lost, came = sorted(departures.lost.items()), sorted(departures.came.items())
+        columns = ([pair[place] for pair in pairs] for pairs in (lost, came) for place in (0, 1))
+        return wire.Roster(self.epoch, sorted(departures.known), *columns)
 
     def inform(self, member: JobMember) -> None:
         """Send a member the latest announcement: once over each link, but ``Stop`` at each heartbeat.
 
         Workers are told of losses only, not of others that leave.
         """
-        if member.role == "worker" and not (isinstance(self._news, wire.Roster) and self._news.lost):
+        if member.role == "worker" and not (isinstance(self._news, wire.Roster) and self.of_losses):
             return
         # ``Stop`` is not acknowledged, and after it the scheduler may end: a server that has missed it would wait for a
         # scheduler that is gone. Sent at each heartbeat, it is lost only if all of them are.

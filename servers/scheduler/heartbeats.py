@@ -16,6 +16,7 @@ from servers.scheduler.departures import Rosters
 from servers.scheduler.failover import Failover
 from servers.scheduler.losses import JobFailure
 from servers.scheduler.members import JobMember, Members, MemberState
+from servers.scheduler.newcomers import Newcomers
 
 
 class Heartbeats:
@@ -29,6 +30,7 @@ class Heartbeats:
         rosters: Rosters,
         send: Callable[[bytes, wire.Message], None],
         failure: JobFailure,
+        newcomers: Newcomers,
         start: int = 1,
     ) -> None:
         self._members = members
@@ -37,6 +39,7 @@ class Heartbeats:
         self._rosters = rosters
         self._send = send
         self._failure = failure
+        self._newcomers = newcomers
         self._start = start
         self._faults = 0
         self.traced = [0, 0]
@@ -59,6 +62,7 @@ class Heartbeats:
         if failure is None:
             self._failover.show(member)
             self._rosters.inform(member)
+            self._newcomers.tell(member)
 
     def trace(self, rounds: list[int]) -> None:
         """Have members trace other rounds: at once, or at their next heartbeat if this does not reach them."""

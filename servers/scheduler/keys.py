@@ -156,7 +156,8 @@ class DeclaredKeys:
         """
         asker = Asker(peer, request)
         declaration = (tuple(request.keys), tuple(request.kinds), self._known(request))
-        leads = request.node.rank == 0 or self.gives(request)
+        # A worker that was started again gives no value that is there.
+        leads = request.node[1:] == (0, 1) or self.gives(request)
         if not leads and declaration in self._waiting:
             self._wait(self._waiting[declaration], asker)
             return [], None
@@ -187,7 +188,8 @@ class DeclaredKeys:
 
     def gives(self, request: wire.Declare) -> bool:
         """Whether the sender of ``request`` is to give values, in place of worker 0, to keys that lack them."""
-        return request.node.rank == self._first != 0 and not self._placements.ready.issuperset(request.keys)
+        others = self._first != 0 or request.node.incarnation > 1
+        return request.node.rank == self._first and others and not self._placements.ready.issuperset(request.keys)
 
     def lead(self, rank: int) -> list[Outcome]:
         """Let worker ``rank`` be the first from now on, since those before it are lost: its declaration may wait."""

@@ -36,6 +36,8 @@ REQUESTS = (
     wire.Ready,
     wire.Barrier,
     wire.Pause,
+    wire.Enter,
+    wire.Admitted,
 )  # of members, that change anything
 _FORMER = b"former "  # begins the names of links that were there before a replay
 

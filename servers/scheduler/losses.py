@@ -78,7 +78,7 @@ class Losses:
     Args:
         key: the scheduler's own public key; empty where links prove no keys.
         least: the job goes on without workers that are lost as long as so many are not; 0 if it does not at all.
-        without: called with the rank of a worker that is lost, and without which the job goes on.
+        without: called with a worker that is lost, and without which the job goes on.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Losses:
         key: str,
         failure: JobFailure,
         least: int,
-        without: Callable[[int], object],
+        without: Callable[[JobMember], object],
     ) -> None:
         self._members = members
         self._reply_links = reply_links
@@ -98,6 +98,7 @@ class Losses:
         self._failure = failure
         self._least, self._without = least, without
         self._lost_workers = 0
+        self._came: dict[int, int] = {}  # by rank, the last incarnation of workers that were started again
         self._silent: dict[int, str] = {}  # by rank: the processes of lost workers that nobody has seen end
         self.news: list[str] = []
         self._drops = Drops(log)
@@ -113,6 +114,8 @@ class Losses:
             return
         if member is not None:
             if lost.role == "worker":
+                if 0 < lost.start < member.start:
+                    return  # it has been started again meanwhile
                 self._silent.pop(lost.rank, None)
             if member.state is MemberState.LOST or self.lose_worker(member, lost.how):
                 return  # it is known already, or the job goes on without it
@@ -131,7 +134,17 @@ class Losses:
             return False
         self._lost_workers += 1
         self.news.append(f"worker {member.rank} {how}; the job goes on with {left} of {all_} workers")
-        self._without(member.rank)
+        self._without(member)
+        return True
+
+    def comes(self, member: JobMember) -> bool:
+        """Note that a worker that was lost has been started again, as ``member``; return False if that is known."""
+        if self._came.get(member.rank, 1) >= member.incarnation:
+            return False
+        self._came[member.rank] = member.incarnation
+        self._lost_workers -= 1
+        self._silent.pop(member.rank, None)
+        self.news.append(f"{member.node} has been started again, and is to be let in")
         return True
 
     @property

@@ -103,6 +103,7 @@ class Members:
     Args:
         limit_s: after how many seconds of silence a member is lost.
         news: is told, line by line, what happens to members.
+        spares_workers: whether the job goes on without workers that are lost, which may be started again.
 
     Attributes:
         wanted: how many members of each role the job has.
@@ -119,7 +120,9 @@ class Members:
         num_aggregators: int = 0,
         replicas: int = 0,
         news: Callable[[str], object] = str,
+        spares_workers: bool = False,
     ) -> None:
+        self.spares_workers = spares_workers
         self.wanted = {
             "worker": num_workers,
             "server": num_servers,
@@ -150,6 +153,10 @@ class Members:
     def restarts(self, role: str) -> bool:
         """Whether members of ``role`` are started again when they are lost."""
         return role in SEATS and self.wanted["standby"] > 0
+
+    def starts_again(self, role: str) -> bool:
+        """Whether a later start of a member of ``role`` takes the seat of one that is lost."""
+        return self.restarts(role) or (role == "worker" and self.spares_workers)
 
     def all_gone(self, role: str) -> bool:
         return self._gone[role] == self.wanted[role]
@@ -214,7 +221,7 @@ class Members:
     def _predecessor(self, member: JobMember) -> JobMember | None:
         """Return the member lost from the seat that ``member`` takes; None if it takes none."""
         seat = member.role, member.hint
-        if not self.restarts(member.role):
+        if not self.starts_again(member.role):
             return None
         if member.start <= self._ended.get(seat, 0):
             raise UsageError(
@@ -223,6 +230,8 @@ class Members:
         before = self._by_rank.get(seat)
         if before is None or before.state is MemberState.READY or member.start <= before.start:
             return None
+        if member.role == "worker" and before.state is not MemberState.LOST:
+            return None  # it has left in order
         if member.key != before.key:
             raise UsageError(f"{before.node} has joined with another key; start it again with the same")
         return before
@@ -271,7 +280,7 @@ class Members:
         self.complete = True
         self._news(f"all {len(self._by_nonce)} members have joined")
         for member in self._by_nonce.values():
-            member.incarnation = member.start if self.restarts(member.role) else 1
+            member.incarnation = member.start if self.restarts(member.role) else 1  # of a worker, its first one here
             member.heard = now
             self.happens(member, MemberEvent.ALL_HERE)
         return True

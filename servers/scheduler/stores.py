@@ -49,6 +49,13 @@ class Joins:
             self._uncount(before)
         return rank in self.inside
 
+    def admit(self, rank: int, calls: int) -> None:
+        """A worker that was started again goes on as one that has called ``join`` so often."""
+        if rank not in self._calls:
+            self._calls[rank] = calls
+            self._counts[calls] += 1
+            self._least = min(self._counts)
+
     def depart(self, rank: int) -> None:
         """A worker has left: nobody waits for it any more."""
         before = self._calls.pop(rank, None)
@@ -83,6 +90,7 @@ class Barriers:
         # By number, the barriers that are not over: the arrivals by rank; None for a worker that was answered.
         self._arrived: dict[int, dict[int, Waiter | None]] = {}
         self._since: dict[int, float] = {}  # by number: when the first of those came
+        self._passed: dict[int, int] = {}  # by rank, of workers that came later: the last barrier that is not theirs
 
     def arrive(self, peer: bytes, request: wire.Barrier, now: float = 0.0) -> list[Waiter]:
         arrived = self._arrived.setdefault(request.number, {})
@@ -90,9 +98,19 @@ class Barriers:
         arrived[request.node.rank] = (peer, request)
         return self._end(request.number)
 
+    def admit(self, rank: int, passed: int) -> None:
+        """Wait for ``rank``, which was started again, at the barriers after number ``passed``."""
+        self._workers |= {rank}
+        self._passed[rank] = passed
+
+    def _awaited(self, number: int) -> Set[int]:
+        late = [rank for rank, passed in self._passed.items() if number <= passed]
+        return self._workers.difference(late) if late else self._workers
+
     def lose(self, rank: int) -> list[Waiter]:
         """Wait for ``rank``, which is lost, at no barrier; return the waiters at those that are over by that."""
         self._workers -= {rank}
+        self._passed.pop(rank, None)
         for arrived in self._arrived.values():
             arrived.pop(rank, None)
         return [waiter for number in list(self._arrived) for waiter in self._end(number)]
@@ -100,7 +118,7 @@ class Barriers:
     def _end(self, number: int) -> list[Waiter]:
         """Return, and forget, the waiters at a barrier if all have come to it, or nobody is at it any more."""
         arrived = self._arrived[number]
-        if arrived and len(arrived) < len(self._workers):
+        if arrived and not arrived.keys() >= self._awaited(number):
             return []
         del self._arrived[number]
         self._since.pop(number, None)
@@ -137,7 +155,7 @@ class Barriers:
         for arrived in self._arrived.values():
             waiter = arrived.get(rank)
             if waiter is not None and waiter[1].seq == seq:
-                return self._workers - arrived.keys()
+                return self._awaited(waiter[1].number) - arrived.keys()
         return frozenset()
 
     def unfinished(self) -> list[UnfinishedBarrier]:
@@ -146,7 +164,7 @@ class Barriers:
             waiting = sorted(rank for rank, waiter in arrived.items() if waiter is not None)
             if waiting:
                 barriers.append(
-                    UnfinishedBarrier(waiting, self._workers - arrived.keys(), self._since.get(number, 0.0))
+                    UnfinishedBarrier(waiting, self._awaited(number) - arrived.keys(), self._since.get(number, 0.0))
                 )
         return barriers
 
@@ -165,8 +183,8 @@ class Store:
 
     def __init__(self, workers: Collection[int], loads: list[int], departures: Departures) -> None:
         self.keys = DeclaredKeys(loads, departures.first)
-        self.barriers = Barriers(frozenset(workers) - departures.lost)
-        self._joins = Joins(workers, departures.known | departures.lost)
+        self.barriers = Barriers(frozenset(workers) - departures.lost.keys())
+        self._joins = Joins(workers, departures.known | departures.lost.keys())
         self._departures = departures
 
     def declare(self, peer: bytes, request: wire.Declare) -> tuple[list[Answer], Exception | None]:
@@ -180,6 +198,8 @@ class Store:
 
     def barrier(self, peer: bytes, request: wire.Barrier, now: float = 0.0) -> list[Answer]:
         """A worker has come to a barrier; if it was the last, answer all."""
+        if request.node.rank in self._departures.lost:  # started again, and not in yet: others have passed it
+            return [Answer(peer, request, wire.Ack(request.seq))]
         released = self.barriers.arrive(peer, request, now)
         if released:
             return [Answer(link, arrival, wire.Ack(arrival.seq)) for link, arrival in released]
@@ -203,6 +223,13 @@ class Store:
         released = [Answer(link, arrival, wire.Ack(arrival.seq)) for link, arrival in self.barriers.lose(rank)]
         first = self._departures.first
         return released + (self._placed(self.keys.lead(first)) + self._without_values() if rank < first else [])
+
+    def admit(self, rank: int, barriers: int, joins: int) -> list[Answer]:
+        """Go on with a worker that was started again, as one that has passed so many barriers and joins."""
+        self.barriers.admit(rank, barriers)
+        self._joins.admit(rank, joins)
+        first = self._departures.first
+        return self._placed(self.keys.lead(first)) + self._without_values() if rank <= first else []
 
     def _placed(self, outcomes: list[Outcome]) -> list[Answer]:
         return [
@@ -323,7 +350,7 @@ class Stores:
         self._forget_if_closed(number)
 
     def _forget_if_closed(self, number: int) -> None:
-        if not self._closed[number] or not self._closed[number] | self._departures.lost >= self._workers:
+        if not self._closed[number] or not self._closed[number] | self._departures.lost.keys() >= self._workers:
             return
         del self._closed[number]
         for ordinal in [ordinal for ordinal, other in self._numbers.items() if other == number]:
@@ -388,6 +415,15 @@ class Stores:
         for number in list(self._closed):
             self._forget_if_closed(number)
         return answers
+
+    def admit(self, message: wire.Admitted) -> list[Answer]:
+        """Go on with a worker that was started again, as ``Departures`` knows already."""
+        passed = dict(zip(message.stores, zip(message.barriers, message.joins, strict=True), strict=True))
+        return [
+            answer
+            for number, store in self._stores.items()
+            for answer in store.admit(message.rank, *passed.get(number, (0, 0)))
+        ]
 
     def explain(self, rank: int, seq: int) -> Reason:
         """Say what request ``seq`` of worker ``rank`` waits for; nothing if it does not wait in any store."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -43,7 +43,9 @@ class ServedStores:
         self._openers = Openers(workers)
         self._agreements: dict[int, OptimizerAgreement] = {}
         self._departed: Collection[int] = ()
-        self._lost: Collection[int] = ()
+        self._losses: Mapping[int, int] = {}  # by rank, the incarnation that was lost last
+        self._came: Mapping[int, int] = {}  # by rank, the incarnation that was started last, of those started again
+        self._admitted: dict[int, int] = {}  # by rank, the incarnation that another worker has let in
 
     def due(self) -> float | None:
         """Return when ``tick`` has something to do; None if nothing waits for the time."""
@@ -65,15 +67,47 @@ class ServedStores:
         for served in list(self.open.values()):  # the heartbeat's thread may call this
             served.tracer = tracer
 
-    def depart(self, workers: Collection[int], lost: Collection[int] = ()) -> list[Answer]:
-        """Go on without ``workers``, which have left in order, and those that are ``lost``: all until now."""
+    def depart(self, workers: Collection[int], lost: Mapping[int, int], came: Mapping[int, int]) -> list[Answer]:
+        """Go on without ``workers``, which have left in order, and those that are ``lost``: all until now.
+
+        ``lost`` and ``came``, which were started again, are by rank, with their incarnations.
+        """
+        self._departed, self._losses, self._came = workers, lost, came
         if self.recorder is not None:
-            self.recorder.note(wire.Roster(0, sorted(workers), sorted(lost)))
-        self._departed, self._lost = workers, lost
-        answers = [answer for served in self.open.values() for answer in served.depart(workers, lost)]
-        answers += [answer for agreement in self._agreements.values() for answer in agreement.lead(self._first)]
-        answers += self._abandoned()
-        return answers + [answer for store in self._openers.lose(lost) for answer in self._forget(store)]
+            self.recorder.note(self._roster())
+        answers = [answer for served in self.open.values() for answer in served.depart(workers, self._lost)]
+        return (
+            answers
+            + self._led()
+            + [answer for store in self._openers.lose(self._lost) for answer in self._forget(store)]
+        )
+
+    def _led(self) -> list[Answer]:
+        """Let ``set_optimizer`` follow whoever does what one does for all."""
+        answers = [answer for agreement in self._agreements.values() for answer in agreement.lead(self._first)]
+        return answers + self._abandoned()
+
+    def _roster(self) -> wire.Roster:
+        losses, came = sorted(self._losses.items()), sorted(self._came.items())
+        columns = ([pair[place] for pair in pairs] for pairs in (losses, came) for place in (0, 1))
+        return wire.Roster(0, sorted(self._departed), *columns)
+
+    @property
+    def _lost(self) -> Collection[int]:
+        """The workers that are lost, and those started again that nobody has let in."""
+        return [rank for rank, death in self._losses.items() if death >= self._admitted.get(rank, 1)]
+
+    def _admit(self, message: wire.Admit) -> list[Answer]:
+        """Let a worker that was started again into the rounds of one store; in all stores it is not lost any more."""
+        if not self.elastic:
+            raise UsageError("workers come only to a job that goes on without those that are lost (--min-workers)")
+        rank, incarnation = message.rank, message.incarnation
+        served = self.require(message.store)
+        self._admitted[rank] = max(incarnation, self._admitted.get(rank, 1))
+        if rank in self._lost or self._admitted[rank] > incarnation:
+            return []  # it is lost again
+        self._openers.lose(self._lost)
+        return served.admit(message) + self._led()
 
     @property
     def _first(self) -> int:
@@ -123,7 +157,7 @@ class ServedStores:
 
     def capture(self) -> Iterator[wire.Message | Iterable[wire.Message]]:
         """Return the records that give this state to a server without one. See ``snapshot``, ``table_snapshot``."""
-        yield wire.Roster(0, sorted(self._departed), sorted(self._lost))
+        yield self._roster()
         for store, served in self.open.items():
             openers = self._openers
             opened_by, closed_by = sorted(openers.opened_by[store]), sorted(openers.closed_by[store])
@@ -136,6 +170,7 @@ class ServedStores:
             # The pauses split there what has been merged here since.
             buckets = sorted(served.buckets.all(), key=lambda bucket: bucket.ids)
             yield grouped_record(store, buckets)
+            yield from served.admissions
             yield from served.publishing.snapshot()
             yield from agreement.waiting
 
@@ -167,6 +202,8 @@ class ServedStores:
             answers = [Answer(peer, message, wire.Ack(message.seq))]
         elif isinstance(message, wire.Close):
             answers = [Answer(peer, message, wire.Ack(message.seq)), *self._close(message)]
+        elif isinstance(message, wire.Admit):
+            answers = [Answer(peer, message, wire.Ack(message.seq)), *self._admit(message)]
         elif isinstance(message, wire.SetOptimizer):
             self.require(message.store)
             answers = self._agreements[message.store].take(peer, message) + self._abandoned()
@@ -293,4 +330,10 @@ KINDS: dict[type[wire.Request], Kind] = {
     wire.ReadFrozen: Kind(lambda served, _, message: served.tables.freezes.read(message)),
     wire.Thaw: Kind(lambda served, _, message: served.tables.freezes.thaw(message.node, message.number)),
 }
-RECORDED = (wire.Open, wire.Close, wire.SetOptimizer, *(kind for kind, how in KINDS.items() if how.recorded))
+RECORDED = (
+    wire.Open,
+    wire.Close,
+    wire.Admit,
+    wire.SetOptimizer,
+    *(kind for kind, how in KINDS.items() if how.recorded),
+)

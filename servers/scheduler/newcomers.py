@@ -1,0 +1,79 @@
+"""Workers that were started again, from their request to be let in until they are. Pure.
+
+Such a worker begins its program anew, and waits before its first push. One of the others, its sponsor, lets it in:
+before its own next push that begins with the same segment, it tells all servers, and then the scheduler, how often it
+has pushed everything. The newcomer is in the rounds after these. So both are at the same place of their programs, and
+no round waits for the newcomer before it can push.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvstore import wire
+from kvstore.errors import NodeLost
+from servers.requests.reasons import Reason
+from servers.requests.replies import Answer, refuse
+from servers.scheduler.departures import Departures
+from servers.scheduler.members import JobMember, Members, MemberState
+
+
+class Newcomers:
+    """The workers of one job that wait to be let in. ``send`` takes a link, and what to send over it."""
+
+    def __init__(self, members: Members, departures: Departures, send: Callable[[bytes, wire.Message], None]) -> None:
+        self._members, self._departures, self._send = members, departures, send
+        self._waiting: dict[int, tuple[bytes, wire.Enter]] = {}  # by rank
+        self._sponsors: dict[int, int] = {}  # by rank, likewise: who is to let it in
+
+    def enter(self, peer: bytes, request: wire.Enter) -> list[Answer]:
+        """Let a worker wait for its sponsor."""
+        self._waiting[request.node.rank] = peer, request
+        return self._ask(request.node.rank)
+
+    def admitted(self, message: wire.Admitted) -> Answer | None:
+        """A sponsor has let a worker in: return what the worker is answered; None if it is lost again."""
+        waits = self._waiting.get(message.rank)
+        if waits is None or waits[1].node.incarnation != message.incarnation:
+            return None
+        peer, request = self._waiting.pop(message.rank)
+        self._sponsors.pop(message.rank, None)
+        told = (message.stores, message.barriers, message.joins, message.counts, message.ids, message.clocks)
+        return Answer(peer, request, wire.Entered(request.seq, *told, message.state))
+
+    def lose(self, rank: int) -> list[int]:
+        """Worker ``rank`` is lost; return the newcomers that it was about to let in, of which servers may know."""
+        self._waiting.pop(rank, None)
+        self._sponsors.pop(rank, None)
+        return [newcomer for newcomer, sponsor in self._sponsors.items() if sponsor == rank]
+
+    def leave(self, rank: int) -> list[Answer]:
+        """Worker ``rank`` has left in order: another one lets those in that have waited for it."""
+        waiting = [newcomer for newcomer, sponsor in self._sponsors.items() if sponsor == rank]
+        return [answer for newcomer in waiting for answer in self._ask(newcomer)]
+
+    def tell(self, member: JobMember) -> None:
+        """Tell a sponsor again whom to let in; a notice may have been lost with its link."""
+        for newcomer, sponsor in self._sponsors.items():
+            if member.role == "worker" and sponsor == member.rank and member.peer is not None:
+                _, request = self._waiting[newcomer]
+                said = wire.Newcomer(newcomer, request.node.incarnation, request.store, request.id)
+                self._send(member.peer, said)
+
+    def explain(self, rank: int, seq: int) -> Reason:
+        waits = self._waiting.get(rank)
+        if waits is None or waits[1].seq != seq:
+            return Reason()
+        sponsor = self._sponsors[rank]
+        return Reason(f"waits for worker {sponsor} to let it in, before the next push like its own", [sponsor])
+
+    def _ask(self, newcomer: int) -> list[Answer]:
+        """Have the lowest rank that is in let a worker in, or tell this one that nobody is left."""
+        for member in self._members.of("worker"):
+            if member.state is MemberState.READY and member.rank not in self._departures.lost:
+                self._sponsors[newcomer] = member.rank
+                self.tell(member)
+                return []
+        self._sponsors.pop(newcomer, None)
+        peer, request = self._waiting.pop(newcomer)
+        return [refuse(peer, request, NodeLost("no worker is left that could let this one in: the others have ended"))]
