@@ -478,6 +478,15 @@ class DistStore(KVStore):
         return [rank for rank in range(self.num_workers) if rank not in self._session.lost]
 
     @property
+    def newcomer(self) -> bool:
+        return self._session.newcomer
+
+    def boundary(self) -> None:
+        if self._newcomers is not None:
+            self._check()
+            self._newcomers.boundary(self._part, self._checkpoints)
+
+    @property
     def min_workers(self) -> int:
         return self._session.config.min_workers
 
@@ -524,7 +533,7 @@ class DistStore(KVStore):
         if self._joining.under_way:
             return
         if self._newcomers is not None:
-            self._newcomers.enter(self._part, -1, self._checkpoints)
+            self._newcomers.boundary(self._part, self._checkpoints)
         if self.rule.mode == "async":
             self._pushes.flush(timeout)
         if self._checkpoints is not None:

@@ -12,6 +12,7 @@ their programs.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import logging
 from collections.abc import Mapping
@@ -56,6 +57,14 @@ class Part(NamedTuple):
         return entries.ids[entries.firsts[: len(entries)]]
 
 
+class _Place(NamedTuple):
+    """Where a worker is in one store."""
+
+    barriers: int
+    joins: int
+    clocks: dict[int, int]  # by the first segment of each key
+
+
 class Newcomers:
     """What one worker process does so that workers can come back: it may be a newcomer, and a sponsor of others."""
 
@@ -63,8 +72,9 @@ class Newcomers:
         self._session = session
         self._parts: dict[int, Part] = {}  # by store
         self._attached: dict[str, Any] = {}  # shared, by name
-        self._told: wire.Entered | None = None  # what the sponsor has said: also of stores that this worker makes later
-        self._state: Mapping[str, Any] = {}  # that of ``_told``
+        # What the sponsor has said, by store, of those that this worker makes later, too; and of other things.
+        self._places: dict[int, _Place] = {}
+        self._state: Mapping[str, Any] = {}
         self._admitted: dict[int, int] = {}  # by rank, the incarnation that this worker has let in last
 
     def add(self, part: Part, checkpoints: Checkpointing | None, pushes: Pushes) -> None:
@@ -86,19 +96,18 @@ class Newcomers:
 
     def take_clocks(self, part: Part) -> None:
         """Have the sponsor's clocks of the keys that are known here. May be repeated."""
-        told, store = self._told, part.requests.store
-        if told is None or store not in told.stores:
+        place = self._places.get(part.requests.store)
+        if place is None:
             return
-        at = told.stores.index(store)
-        start = sum(told.counts[:at])
-        own = slice(start, start + told.counts[at])
-        clocks = dict(zip(told.ids[own], told.clocks[own], strict=True))
         pushed = part.clocks.pushed
-        for place, number in enumerate(part.first_ids().tolist()):
-            pushed[place] = max(int(pushed[place]), clocks.get(number, 0))
+        for at, number in enumerate(part.first_ids().tolist()):
+            pushed[at] = max(int(pushed[at]), place.clocks.get(number, 0))
 
     def enter(self, part: Part, first: int, checkpoints: Checkpointing | None) -> None:
-        """Be let in, before a push that begins with segment ``first`` of a store; -1 for any. Others do nothing."""
+        """Be let in, before a push that begins with segment ``first`` of a store, or between two steps if that is -1.
+
+        A worker that is in does nothing.
+        """
         if not self._session.newcomer:
             return
         requests = part.requests
@@ -113,22 +122,30 @@ class Newcomers:
             checkpoints.come(*self._state["checkpoints"])
 
     def _entered(self, told: wire.Entered, state: Mapping[str, Any]) -> None:
-        self._told, self._state = told, state
+        self._places, self._state = _told(told), state
         for part in self._parts.values():
             self._take_over(part)
         self._session.newcomer = False
 
     def _take_over(self, part: Part) -> None:
         """Go on in one store as the sponsor did."""
-        told, store = self._told, part.requests.store
-        if told is None or store not in told.stores:
+        store = part.requests.store
+        place = self._places.get(store)
+        if place is None:
             return
         self.take_clocks(part)
-        at, of_store = told.stores.index(store), self._state["stores"][str(store)]
-        part.barriers.pass_to(told.barriers[at])
-        part.joining.pass_to(told.joins[at])
+        of_store = self._state["stores"][str(store)]
+        part.barriers.pass_to(place.barriers)
+        part.joining.pass_to(place.joins)
         part.publishing.number = max(part.publishing.number, of_store["versions"])
         part.optimizing.take_over(of_store["optimizing"])
+
+    def boundary(self, part: Part, checkpoints: Checkpointing | None) -> None:
+        """This worker is between two steps: let newcomers in that wait for that, or be let in."""
+        self.enter(part, -1, checkpoints)
+        for notice in list(self._session.to_admit.values()):
+            if notice.id == -1:
+                self._admit(part, notice, checkpoints)
 
     # ---- the sponsor
 
@@ -142,25 +159,26 @@ class Newcomers:
                 self.enter(part, first, checkpoints)
             return
         for notice in list(session.to_admit.values()):
-            if notice.store == part.requests.store and notice.id in (first, -1):
+            if (notice.store, notice.id) == (part.requests.store, first):
                 self._admit(part, notice, checkpoints)
 
     def _admit(self, part: Part, notice: wire.Newcomer, checkpoints: Checkpointing | None) -> None:
         """Let a newcomer into the rounds after those that this worker has pushed."""
         rank, incarnation = notice.rank, notice.incarnation
         if self._admitted.get(rank, 0) < incarnation:
-            columns: dict[str, list[int]] = {name: [] for name in _COLUMNS}
+            # What this worker was told itself, of stores and keys that it has not made since, is as it was: no round of
+            # theirs can be over without it.
+            places = dict(self._places)
             for store, each in self._parts.items():
                 pushed = each.clocks.pushed[: len(each.entries)]
                 self._tell_servers(each, notice, pushed)
-                columns["stores"].append(store)
-                columns["barriers"].append(each.barriers.passed)
-                columns["joins"].append(each.joining.number)
-                columns["counts"].append(len(each.entries))
-                columns["ids"] += each.first_ids().tolist()
-                columns["clocks"] += pushed.tolist()
-            fields = {"rank": rank, "incarnation": incarnation, "state": self._described(checkpoints), **columns}
-            part.requests.one(self._session.scheduler, "letting a worker in", (), wire.Admitted, **fields)
+                known = places[store].clocks if store in places else {}
+                clocks = known | dict(zip(each.first_ids().tolist(), pushed.tolist(), strict=True))
+                places[store] = _Place(each.barriers.passed, each.joining.number, clocks)
+            fields = {"rank": rank, "incarnation": incarnation, "state": self._described(checkpoints)}
+            part.requests.one(
+                self._session.scheduler, "letting a worker in", (), wire.Admitted, **fields, **_columns(places)
+            )
             self._admitted[rank] = incarnation
         if self._session.to_admit.get(rank) is notice:
             del self._session.to_admit[rank]
@@ -182,7 +200,7 @@ class Newcomers:
 
     def _described(self, checkpoints: Checkpointing | None) -> str:
         """Return what the newcomer must know beside clocks: versions, rates, what is attached, the next checkpoint."""
-        stores = {
+        stores = dict(self._state.get("stores", {})) | {
             str(store): {"versions": part.publishing.number, "optimizing": part.optimizing.changed()}
             for store, part in self._parts.items()
         }
@@ -203,7 +221,23 @@ class Newcomers:
         return _encoded(told)
 
 
-_COLUMNS = ("stores", "barriers", "joins", "counts", "ids", "clocks")
+def _columns(places: Mapping[int, _Place]) -> dict[str, list[int]]:
+    return {
+        "stores": list(places),
+        "barriers": [place.barriers for place in places.values()],
+        "joins": [place.joins for place in places.values()],
+        "counts": [len(place.clocks) for place in places.values()],
+        "ids": [number for place in places.values() for number in place.clocks],
+        "clocks": [clock for place in places.values() for clock in place.clocks.values()],
+    }
+
+
+def _told(message: wire.Entered) -> dict[int, _Place]:
+    pairs = zip(message.ids, message.clocks, strict=True)
+    stores = zip(message.stores, message.barriers, message.joins, message.counts, strict=True)
+    return {
+        store: _Place(barriers, joins, dict(itertools.islice(pairs, count))) for store, barriers, joins, count in stores
+    }
 
 
 def _encoded(state: Any) -> str:

@@ -86,9 +86,7 @@ class Requests:
         segments = SegmentColumns(*(np.array(column, np.int64) for column in columns))
         if self.session.aggregator is not None:
             self._describe(self.session.aggregator, keys, kinds, specs, segments)
-        return Entries.of(keys, kinds, specs, segments), placed.first or (
-            self.session.rank == 0 and not self.session.newcomer
-        )
+        return Entries.of(keys, kinds, specs, segments), placed.first or self.session.gives
 
     def _describe(
         self, aggregator: Peer, keys: Sequence[Key], kinds: Sequence[int], specs: Sequence[Spec], placed: SegmentColumns

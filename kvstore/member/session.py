@@ -233,6 +233,11 @@ class Session:
         return self.client.node.rank
 
     @property
+    def gives(self) -> bool:
+        """Whether this worker gives new keys their values without being told to: started again, it may be late."""
+        return self.client.node[1:] == (0, 1)
+
+    @property
     def leads(self) -> bool:
         """Whether this worker does what one does for all, as far as it knows; see ``first_left``."""
         return not self.newcomer and self.rank == first_left(self.lost - {self.rank})

@@ -673,6 +673,31 @@ class KVStore:
         return list(range(self.num_workers))
 
     @property
+    def newcomer(self) -> bool:
+        """Whether this worker was started again in a job that has gone on, and nobody has let it in yet."""
+        return False
+
+    def boundary(self) -> None:
+        """Say that this worker is between two steps: its next push is the first of a step.
+
+            store.boundary()  # after init, before the first batch is read
+            for inputs, labels in batches:
+                ...
+                store.pushpull(keys, gradients, weights)
+                store.boundary()
+
+        In a job that goes on without workers that die (``launch.py --min-workers``), one that is started again waits
+        here until another worker that is here lets it in. It is in all later rounds, and has what is attached to the
+        stores as shared; a ``pull`` gives it the weights. In all other cases this does nothing, and costs nothing.
+        ``Trainer`` and ``fit`` call it. A program that does not comes back at its first push, when another worker is
+        about to push the same key.
+
+        Raises:
+            NodeLost: the others have ended.
+            DeadlineExceeded: nobody has let this worker in.
+        """
+
+    @property
     def min_workers(self) -> int:
         """The job goes on without workers that die as long as so many are left; 0 if the first such death ends it."""
         return 0

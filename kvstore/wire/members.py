@@ -190,7 +190,7 @@ class Enter(Request):
     """I have been started again: let me in before you push segment ``id`` of ``store``, as I am about to do."""
 
     store: f.Store
-    id: Annotated[int, f.integer(-1)]  # -1 for any
+    id: Annotated[int, f.integer(-1)]  # -1 to be let in between two steps, wherever that is
 
 
 @message(59)
@@ -306,7 +306,7 @@ class Newcomer(Message):
     rank: f.Rank
     incarnation: f.Seq
     store: f.Store
-    id: Annotated[int, f.integer(-1)]  # -1 for any
+    id: Annotated[int, f.integer(-1)]  # -1 for the time between two steps, wherever that is
 
 
 @message(32)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence, Set
 
 from kvstore import wire
 from kvstore.errors import NodeLost, UsageError, WireError
+from kvstore.job.contract import member_name
 from kvstore.transport.transport import Admission
 from servers.requests.reasons import Reason
 from servers.requests.repeats import Ledger, Verdict
@@ -283,8 +284,8 @@ class Scheduler:
 
     @property
     def given_up(self) -> list[str]:
-        """See ``Losses.given_up``."""
-        return self._losses.given_up
+        """The processes that nobody waits for: see ``Losses.given_up``, and those in the place of lost workers."""
+        return self._losses.given_up + [member_name("worker", rank) for rank in sorted(self._departures.lost)]
 
     @property
     def failure(self) -> str | None:

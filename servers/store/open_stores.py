@@ -18,6 +18,7 @@ from servers.names import have, name
 from servers.requests.openers import Openers
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer
+from servers.store.first_sums import FirstSums
 from servers.store.grace import Grace
 from servers.store.lateness import ArrivalTimes
 from servers.store.optimizer_agreement import OptimizerAgreement
@@ -179,6 +180,8 @@ class ServedStores:
         served = self.open[store] = ServedStore(rule, self._workers, self._memory, recording, self._times, lineage)
         served.tracer = self._tracer
         served.tables.grown = self.grown
+        if self.elastic and rule.mode == "sync":
+            served.first_sums = FirstSums()
         served.depart(self._departed, self._lost)
         self._look_for_graces()
         agreement = OptimizerAgreement(store, served.updates, served.set_optimizer, self._rank)

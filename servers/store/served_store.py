@@ -30,6 +30,7 @@ from servers.store.array_updates import Update, Updates, contribute, payload_of,
 from servers.store.bucket import Bucket, Contribution
 from servers.store.buckets import Buckets
 from servers.store.capture import Captures
+from servers.store.first_sums import FirstSums
 from servers.store.grace import Grace
 from servers.store.hyperparameters import UpdateHyperparameters, compressions
 from servers.store.lateness import ArrivalTimes
@@ -92,6 +93,8 @@ class ServedStore:
         # Of a push that has been checked once: its only bucket, and the hyper-parameters to update it with.
         self._known: dict[SharedFields | None, tuple[list[Bucket], UpdateHyperparameters]] = {}
         self._grouping = self.buckets.grouping
+        # Where workers may come back: what they repeat of sums from before training.
+        self.first_sums: FirstSums | None = None
         self.admissions: list[wire.Admit] = []  # of workers that may not be in all rounds yet, for a new standby
 
     @property
@@ -135,14 +138,24 @@ class ServedStore:
         """
         if not self._sync or self.updates.optimizer is not None:
             raise UsageError(f"{message.node} pushes before another worker has let it in")
+        if self.first_sums is not None and message.want and message.back is None:
+            sums = self.first_sums.find(message.ids, message.clocks)
+            if sums is not None:
+                return [
+                    Answer(
+                        peer,
+                        message,
+                        wire.Values(message.seq, buffers=wire.pack_arrays([memoryview(each) for each in sums])),
+                    )
+                ]
         for number, clock in zip(message.ids, message.clocks, strict=True):
             target = self.buckets.target(number)
-            if target.rounds.version > clock:
+            if target.rounds.version != clock:
                 raise UsageError(
                     f"{message.node} was started again, and repeats sum {clock} of "
-                    f"{target.segments.keys[target.places[number]]!r}. The others have made {target.rounds.version} of "
-                    "it, and it is not kept. A worker can come back to a job whose weights the servers update, and "
-                    "whose program makes each sum once before training"
+                    f"{target.segments.keys[target.places[number]]!r}, of which the others have made "
+                    f"{target.rounds.version}: only small sums from before training are kept. A worker can come back "
+                    "to a job whose weights the servers update"
                 )
         return self._answer(self.waiting.park(peer, message))
 
@@ -437,6 +450,9 @@ class ServedStore:
                 self.captures.reached([target for target, _ in wave])
             if self.publishing.pending:
                 self.publishing.reached([target for target, _ in wave])
+            if self.first_sums is not None and self.updates.optimizer is None:
+                for bucket, _ in whole:
+                    self.first_sums.note(bucket)
             touched = [target for target, _ in wave]  # no other has a round that is complete now
             if self.tracer is not None:
                 self._note(self.tracer, "update", began, [target.rounds.version for target in touched], touched)

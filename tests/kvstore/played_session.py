@@ -33,7 +33,7 @@ class PlayedSession:
         aggregator: bool = False,
     ) -> None:
         self.scheduler = SCHEDULER
-        self.leads, self.newcomer = True, False
+        self.leads, self.newcomer, self.gives = True, False, True
         self.servers = [b"server %d" % rank for rank in range(servers)]
         self.aggregator = AGGREGATOR if aggregator else None
         self.client = _PlayedClient(self._answer)

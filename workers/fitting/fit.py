@@ -96,12 +96,17 @@ class _Place:
     def __init__(self, run: TrainingRun) -> None:
         self._run = run
 
-    def state_dict(self) -> dict[str, int]:
-        return {"epoch": self._run.epoch, "batch": self._run.batches, "evaluated": self._run.evaluated}
+    def state_dict(self) -> dict[str, Any]:
+        run = self._run
+        place: dict[str, Any] = {"epoch": run.epoch, "batch": run.batches, "evaluated": run.evaluated}
+        if run.store is not None and run.store.min_workers:  # for workers that come back: all are equally far
+            place["data"] = run.position()
+        return place
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         require_fields(WHERE, state, {"epoch": int, "batch": int})
         self._run.epoch, self._run.batches = state["epoch"], state["batch"]
+        self._run.others_at = state.get("data")
         self._run.evaluated = state.get("evaluated") is not False  # older versions evaluated before they saved
 
 
@@ -139,6 +144,8 @@ class TrainingRun:
         self.history: list[dict[str, float]] = []
         self.stopped = False
         self.evaluated = True
+        self.others_at: Any = None  # where the others are in their data, at a worker that comes back
+        self._came_back = False  # whether this worker has, within this epoch
         self._not_evaluated: list[Checkpoint] = []  # saved in this epoch, before its evaluation
         self._report_at = 0.0
         self._copies, self._loss = copies, loss
@@ -169,12 +176,22 @@ class TrainingRun:
         if self.store is not None and isinstance(self.trainer, Trainer):
             self._in_job = JobCheckpoints(self, self.store, self._archive, self._position)
             self._in_job.attach(resume)
+            self.trainer.marks_steps = False  # a step is over when it has been counted here
         self._archive.begin(self.reducer, self.store, self._in_step(), epoch=epoch, batch=self.batches)
         self._callbacks.tell("begin", self)
         if not self.evaluated and not self.batches:
             self._archive.go_on()  # an evaluation may draw random numbers
             self._evaluate(self.epoch - 1, {})
             self._agree_to_stop()
+        if isinstance(self.trainer, Trainer) and self.trainer.come_back():
+            self._came_back = True
+            if self._position.continues:
+                self._position.load(self.others_at)
+            log_line(self.rank, "Epoch[%d] Batch [%d] worker %d is back", self.epoch, self.batches, self.rank)
+
+    def position(self) -> Any:
+        """Return the position in the data; None if it keeps none."""
+        return self._position.state(self.batches, self.samples) if self._position.continues else None
 
     def end(self) -> None:
         self._callbacks.tell("end")
@@ -188,7 +205,7 @@ class TrainingRun:
         tic = time.perf_counter()
         if self.batches == 0:
             self.metric.reset()
-        if self._part is not None:
+        if self._part is not None and not self._came_back:
             require_same_order(self._part, self.epoch, self.reducer)
         self._copies.train()
         for batch in self._left():
@@ -199,6 +216,8 @@ class TrainingRun:
             self._report(parts[0].loss)
             if self._in_job:
                 self._in_job.store.save_checkpoint(if_due=True)
+                self._in_job.store.boundary()
+        self._came_back = False
         if self.batches == 0:
             log.warning(
                 "worker %d had no batch in epoch %d: is its data empty, or less than a batch with drop_last?",
@@ -252,6 +271,8 @@ class TrainingRun:
                 "list"
             )
         self._archive.go_on()  # within an epoch: iter() has drawn random numbers too
+        for _ in range(self.batches if self._came_back and not self._position.continues else 0):
+            next(batches, _OVER)  # the others have trained on theirs
         while True:
             began = time.perf_counter()
             batch = next(batches, _OVER)

@@ -140,6 +140,7 @@ class Trainer:
         check_finite = check_finite or (store is not None and store.check_finite)
         at_least("publish_every", publish_every, 0)
         self._publish_every = publish_every
+        self.marks_steps = True  # whether the end of ``step`` is a boundary; see ``KVStore.boundary``
         # Before ``collect``, which reads the iterators: afterwards they do not know their module any more.
         buffers, models = buffers_beside(params), modules_beside(params)
         if isinstance(wait_in_forward, nn.Module):
@@ -232,8 +233,31 @@ class Trainer:
         """
         with nullcontext() if self._store is None else self._store.traced("step"):
             self._step(batch_size, ignore_stale_grad)
+        if self._store is not None and self.marks_steps:
+            self._store.boundary()
+
+    def come_back(self) -> bool:
+        """Let this worker into a job that has gone on without it, if it was started again; return whether it was.
+
+        ``fit`` calls it before the first batch, and ``step`` at its beginning. See ``KVStore.boundary``. The weights
+        are those of the others then.
+
+        Raises:
+            Unsupported: the weights are updated in the workers: no server has them.
+        """
+        if self._store is None or self._sync is None or not self._store.newcomer:
+            return False
+        if self._local is not None:
+            raise Unsupported(
+                "this worker was started again, and cannot come back: with update_on_kvstore=False no server has the "
+                "weights. Resume the job from a checkpoint"
+            )
+        self._store.boundary()
+        self._sync.pull()
+        return True
 
     def _step(self, batch_size: int | None, ignore_stale_grad: bool) -> None:
+        self.come_back()
         if self._frozen:
             self._thaw()
         if self._local is not None or self._sync is None:
@@ -313,6 +337,7 @@ class Trainer:
             Unsupported: a gradient is sparse.
         """
         self._between_steps("clip_grad_norm_()")
+        self.come_back()
         if self._frozen:
             self._thaw()
         return clip(self._trained(), self._peers, self._summed, self._scale(batch_size), max_norm, norm_type)
@@ -327,6 +352,7 @@ class Trainer:
             overflowed: whether this worker's gradients have overflowed.
         """
         self._between_steps("GradScaler.step()")
+        self.come_back()
         return self._peers.count("overflow", [overflowed])[0] > 0
 
     def zero_grad(self) -> None:
