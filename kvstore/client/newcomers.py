@@ -57,7 +57,7 @@ class Part(NamedTuple):
         return entries.ids[entries.firsts[: len(entries)]]
 
 
-class _Place(NamedTuple):
+class _Passed(NamedTuple):
     """Where a worker is in one store."""
 
     barriers: int
@@ -73,7 +73,7 @@ class Newcomers:
         self._parts: dict[int, Part] = {}  # by store
         self._attached: dict[str, Any] = {}  # shared, by name
         # What the sponsor has said, by store, of those that this worker makes later, too; and of other things.
-        self._places: dict[int, _Place] = {}
+        self._places: dict[int, _Passed] = {}
         self._state: Mapping[str, Any] = {}
         self._admitted: dict[int, int] = {}  # by rank, the incarnation that this worker has let in last
 
@@ -174,7 +174,7 @@ class Newcomers:
                 self._tell_servers(each, notice, pushed)
                 known = places[store].clocks if store in places else {}
                 clocks = known | dict(zip(each.first_ids().tolist(), pushed.tolist(), strict=True))
-                places[store] = _Place(each.barriers.passed, each.joining.number, clocks)
+                places[store] = _Passed(each.barriers.passed, each.joining.number, clocks)
             fields = {"rank": rank, "incarnation": incarnation, "state": self._described(checkpoints)}
             part.requests.one(
                 self._session.scheduler, "letting a worker in", (), wire.Admitted, **fields, **_columns(places)
@@ -221,7 +221,7 @@ class Newcomers:
         return _encoded(told)
 
 
-def _columns(places: Mapping[int, _Place]) -> dict[str, list[int]]:
+def _columns(places: Mapping[int, _Passed]) -> dict[str, list[int]]:
     return {
         "stores": list(places),
         "barriers": [place.barriers for place in places.values()],
@@ -232,11 +232,11 @@ def _columns(places: Mapping[int, _Place]) -> dict[str, list[int]]:
     }
 
 
-def _told(message: wire.Entered) -> dict[int, _Place]:
+def _told(message: wire.Entered) -> dict[int, _Passed]:
     pairs = zip(message.ids, message.clocks, strict=True)
     stores = zip(message.stores, message.barriers, message.joins, message.counts, strict=True)
     return {
-        store: _Place(barriers, joins, dict(itertools.islice(pairs, count))) for store, barriers, joins, count in stores
+        store: _Passed(barriers, joins, dict(itertools.islice(pairs, count))) for store, barriers, joins, count in stores
     }
 
 
