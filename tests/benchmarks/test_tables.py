@@ -16,7 +16,7 @@ from benchmarks.figures import Curve, Result, Row, curve_of, slope
 from benchmarks.jobs import JobFailed, Unavailable
 from benchmarks.machine import facts
 from benchmarks.remote import SETTINGS
-from benchmarks.round_model import MEASURED, Cluster, Constants, predict, tables
+from benchmarks.round_model import MEASURED, Cluster, Constants, predict, table
 from benchmarks.session import Case
 from benchmarks.suites import compression, exchange, grid, rows, training
 from benchmarks.suites.memory import summary
@@ -274,9 +274,9 @@ def test_hosts_that_share_cores_wait_for_them() -> None:
     assert predict(replace(cluster, cores=1)).round_s == pytest.approx(2 * predict(cluster).round_s)
 
 
-def test_the_page_has_the_tables() -> None:
+def test_the_page_has_the_table() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    missing = [line for line in tables() if line not in page]
+    missing = [line for line in table() if line not in page]
     assert not missing, "put what `python -m benchmarks.round_model` prints into docs/scaling.md"
 
 
