@@ -305,15 +305,6 @@ def test_a_trace_is_a_file_and_perhaps_its_rounds(given: str, name: str, rounds:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
-    [("t.json:0", "'0' is not valid"), ("t.json:9-8", "'9-8' is not valid"), (":7", "no file"), (".", "directory")],
-)
-def test_a_trace_without_a_file_or_rounds_is_refused(given: str, said: str) -> None:
-    with pytest.raises(LaunchError, match=said):
-        parse(["-n", "1", "--trace", given, "./train"], {})
-
-
-@pytest.mark.parametrize(
     ("words", "options"),
     [
         ([], OutputOptions()),
