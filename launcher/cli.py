@@ -78,6 +78,10 @@ _DASHBOARD = "--dashboard"
 _ANY = f"{_DASHBOARD}=\0"  # no word of a command line can be it
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SMALLEST = 64 << 10
+_NO_LIVE = (
+    "--live does nothing any more, and will be an error in the next release: in another terminal, "
+    "kvstore-status --watch shows the state of each process, and --log-dir DIR keeps what each has printed"
+)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -214,13 +218,13 @@ def add_output(group: argparse._ArgumentGroup) -> None:
         "--show",
         metavar="RANKS",
         type=_ranks,
-        default=argparse.SUPPRESS,
+        default=None,
         help="show the lines of these workers only: ranks such as 0 or 0,4-7, all, or none (default: all)",
     )
     group.add_argument(
         "--live",
         action="store_true",
-        help="deprecated, as kvstore-status has the same: on a terminal, show one line for each process; needs rich",
+        help="does nothing any more, and will be an error in the next release: kvstore-status has the same",
     )
 
 
@@ -231,9 +235,7 @@ def output_options(options: argparse.Namespace) -> OutputOptions:
         log_dir=directory or None,
         log_size=options.log_size,
         log_files=options.log_files,
-        show=getattr(options, "show", None),
-        live=options.live,
-        scroll="show" in options,
+        show=options.show,
     )
 
 
@@ -439,11 +441,15 @@ class _Parser(argparse.ArgumentParser):
 
 
 class CommandLine(NamedTuple):
-    """What the command line asks for: a launcher, a job, and whether to print only what would run."""
+    """What the command line asks for: a launcher, a job, and whether to print only what would run.
+
+    `warning`: what to say of the options, if anything.
+    """
 
     kind: str
     job: Job
     dry_run: bool
+    warning: str = ""
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
@@ -494,7 +500,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
         )
     except LaunchError as error:
         parser.error(str(error))
-    return CommandLine(kind, job, options.dry_run)
+    return CommandLine(kind, job, options.dry_run, _NO_LIVE if options.live else "")
 
 
 def _parser() -> argparse.ArgumentParser:

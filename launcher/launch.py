@@ -49,14 +49,16 @@ def main(argv: Sequence[str] | None = None, on_failure: OnFailure = report) -> i
 
         return show_status(words[1:])
     try:
-        kind, job, dry_run = parse(words, os.environ)
+        kind, job, dry_run, warning = parse(words, os.environ)
         launcher = find(kind, job)
+        if warning:
+            print(f"launch.py: warning: {warning}", file=sys.stderr)
         if dry_run:
             print(launcher.dry_run(job))
             return 0
         for shadow in shadows(module_directories(job.command, {**os.environ, **job.env_worker})):
             print(f"launch.py: warning: in the command, {shadow}", file=sys.stderr)
-        prepare(job.output, os.environ)
+        prepare(job.output)
         return launcher.run(job, on_failure)
     except LaunchError as error:
         print(f"launch.py: {error}", file=sys.stderr)

@@ -243,7 +243,6 @@ class KVStore:
         - ``2bit``, ``1bit``: ``threshold``
         - ``topk``: ``ratio`` or ``k``, ``momentum``, ``warmup_steps``
         - ``threshold``: ``threshold``, ``momentum``
-        - ``randomk``: ``ratio`` or ``k``, ``seed``
         - ``powersgd``: ``rank``
 
         Raises:

@@ -134,9 +134,7 @@ class HostTasks:
 
     def _settings(self, at: Rendezvous, role: Role, rank: int) -> dict[str, str]:
         plain = {} if at.keyring is not None else {ENCRYPTION.name: "0"}
-        shown = (
-            of_terminal(Outlet(), self._environ, self._job.output, self._remotes[0].host) if role == "worker" else {}
-        )
+        shown = of_terminal(Outlet(), self._environ, self._job.output) if role == "worker" else {}
         return {**shown, **passed(self._job, self._environ), **member_variables(self._job, at, role, rank), **plain}
 
     def _locally(self, remote: RemoteAgent, role: Role, rank: int) -> dict[str, str]:

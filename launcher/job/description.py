@@ -93,30 +93,18 @@ def _colon(rank: str | None) -> str:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Options of launch.py for what the processes print, as `launcher.cli` explains them.
-
-    `scroll`: whether a live terminal shows the lines of `show` above the one line of each process, too.
-    """
+    """Options of launch.py for what the processes print, as `launcher.cli` explains them."""
 
     log_dir: str | None = None
     log_size: int = LOG_SIZE
     log_files: int = LOG_FILES
     show: tuple[int, ...] | None = None
-    live: bool = False
-    scroll: bool = False
-
-    def __post_init__(self) -> None:
-        if self.live and self.log_dir is None and not self.scroll:
-            raise LaunchError(
-                "--live shows the last line of each process; say where the others go: into files, with --log-dir DIR, "
-                "or above it, with --show all or --show RANKS"
-            )
 
     def open_files(self, num_processes: int) -> int:
         return num_processes + 2 if self.log_dir is not None else 0
 
     def shows(self, role: str, rank: int) -> bool:
-        """Whether the lines of a member are shown, where `live` does not hide them."""
+        """Whether the lines of a member are shown."""
         return role != "worker" or self.show is None or rank in self.show
 
 
@@ -238,10 +226,6 @@ class Job:
             self._require_worker("--show", rank)
         if self.cluster.attach is not None:
             self._require_worker("--attach", self.cluster.attach)
-            if self.output.live:
-                raise LaunchError(
-                    "--attach gives the terminal to a worker, and --live draws on it; leave one of them out"
-                )
         if not 0 <= self.cluster.min_workers <= self.num_workers:
             raise LaunchError(
                 f"--min-workers {self.cluster.min_workers}: the job has {self.num_workers} workers (-n); valid: 1 to "

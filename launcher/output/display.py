@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -14,23 +13,13 @@ from kvstore.job.settings import COLUMNS, NO_COLOR
 from launcher.job.description import OutputOptions
 from launcher.job.tasks import Task
 from launcher.output.lines import Prefixer, StatusPrefixer, prefix
-from launcher.output.live import BESIDE, LONGEST_HOST, LiveTable, LiveView, require_rich
 from launcher.output.log_files import STREAMS, LogFiles, LogLines, remark, said, stamp
-from launcher.output.outlet import Outlet, columns, height, is_terminal, wants_color
+from launcher.output.outlet import Outlet, columns, is_terminal, wants_color
 
-DEPRECATED = (
-    "--live is deprecated, and the next release has it no more: in another terminal, kvstore-status --watch shows the "
-    "state of each process while the job runs, and --log-dir DIR keeps what each has printed"
-)
 OWN_FILE = "launch"  # for the lines of launch.py itself
 _LONGEST = 300  # characters of a task's last line
 _REMEMBERED = 20  # lines of a process that are not shown, for the case that it fails
 _REMEMBERED_LINE = 2000  # bytes of each of them
-_REDRAW_S, _REDRAW_CHANGED_S = 1.0, 0.25  # between two drawings, of the same lines and of new ones
-_REST = 50  # times as long as a drawing has taken, the next one waits: a large table takes 2 % of a core
-_FEWEST_ROWS, _BESIDE_ROWS = 4, 3
-_FEWEST_COLUMNS = 20
-_BLANK_LINES = 10  # at the end of what is written, before which the last line is looked for
 _UNENDED_S = 1.0  # after which the beginning of a line is written into its file, without the end
 
 
@@ -62,19 +51,7 @@ class Display:
         self._clock, self._now = clock, monotonic
         self._color = {fd: wants_color(fd, environ) for fd in (outlet.stdout, outlet.stderr)}
         self._terminal = {fd: is_terminal(fd, environ) for fd in self._color}
-        self._environ = environ
         self._hidden = {index for index, task in enumerate(tasks) if not options.shows(task.role, task.rank)}
-        self._unscrolled: set[int] = set()  # tasks whose lines a terminal does not show
-        self._live: LiveView | None = None
-        self._drawn = b""
-        self._drawn_at, self._redraw_s = 0.0, 0.0
-        if options.live and self._terminal[outlet.stderr]:
-            require_rich()
-            self._table = LiveTable(self._color[outlet.stderr])
-            watched = [index for index in range(len(tasks)) if index not in self._hidden or not options.show]
-            self._live = LiveView(tasks, watched, self._now())
-            if not options.scroll:
-                self._unscrolled = {index for index, task in enumerate(tasks) if task.role == "worker"}
         self._lines: dict[tuple[int, int], Prefixer] = {}
         self._last: dict[int, bytes] = {}  # the last lines that each task has written to standard error
         self._unshown: dict[int, deque[bytes]] = {}  # the last lines of tasks that are hidden
@@ -95,15 +72,13 @@ class Display:
             self._lines[index, number] = lines
         whole = lines.feed(data) if data else lines.finish()
         status = lines.status if isinstance(lines, StatusPrefixer) else b""
-        if self._live is not None:
-            self._follow(self._live, index, target, whole, status)
-        if index in self._hidden or (index in self._unscrolled and self._terminal[target]):
+        if index in self._hidden:
             self._remember(index, whole)
             return
         if whole and number == 2:
             self._last[index] = whole
         self._outlet.put(target, whole)
-        if self._live is None and self._attached is None:  # else a bar would be drawn where somebody types
+        if self._attached is None:  # else a bar would be drawn where somebody types
             self._outlet.show(target, (index, number), status)
 
     def say(self, text: str, *, secret: bool = False) -> None:
@@ -137,31 +112,19 @@ class Display:
     def begins(self, index: int, start: int = 1, why: str = "") -> None:
         """A task is started. `start`: which start of it this is. `why`: why it is started again."""
         again = f", because it {why}" if why else ""
-        if self._live is not None:
-            self._live.begins(index, start, self._now())
         where = "; what it prints is on the terminal alone" if index == self._attached else ""
         self._note(index, f"start {start} of {self._tasks[index].title}{again}{where}")
 
     def reported(self, index: int, report: ExitReport) -> None:
-        if self._live is not None:
-            self._live.reported(index, report, self._now())
         if self._files is not None and not report.printed:
             at = stamp(self._clock())
             self._write(index, said(report.details.rstrip() or report.error, at), at)
 
-    def exited(self, index: int, how: Exit, failed: bool) -> None:
-        """A task has ended.
-
-        `failed`: whether by a failure of its own, as far as its exit tells, and not because the job is ended.
-        """
-        if self._live is not None:
-            self._live.exited(index, how, failed, self._now())
+    def exited(self, index: int, how: Exit) -> None:
         self._note(index, str(how))
 
     def tick(self) -> None:
         now = self._now()
-        if self._live is not None:
-            self._redraw(self._live, now)
         if self._files is None or now < self._flushed_at + _UNENDED_S:
             return
         self._flushed_at = now
@@ -171,10 +134,6 @@ class Display:
                 self._write(index, entries.flush(at), at)
 
     def conclude(self) -> None:
-        if self._live is not None and self._drawn:
-            self._outlet.show(self._outlet.stderr, self, b"")
-            self._outlet.put(self._outlet.stderr, self._draw(self._live, self._now()) + b"\n")
-        self._live = None
         if self._files is not None and (missing := self._files.missing):
             self.say(f"{missing} lines could not be written, and are missing in {self._files.directory}")
 
@@ -182,33 +141,6 @@ class Display:
         if self._files is not None:
             self._files.close()
             self._files = None
-
-    def _follow(self, live: LiveView, index: int, target: int, whole: bytes, status: bytes) -> None:
-        now = self._now()
-        lines = [self._without_prefix(index, target, line) for line in _tail(whole, _BLANK_LINES)]
-        if said := next((line for line in reversed(lines) if line.strip()), b""):
-            live.said(index, said, now)
-        live.rewrites(index, self._without_prefix(index, target, status), now)
-
-    def _redraw(self, live: LiveView, now: float) -> None:
-        since = now - self._drawn_at
-        if since < self._redraw_s or (since < _REDRAW_S and not live.changed):
-            return
-        try:
-            self._drawn = self._draw(live, now)
-        except Exception as error:  # the job matters more than how it is shown
-            self._live, self._drawn, self._unscrolled = None, b"", set()
-            self.say(f"--live cannot draw any more ({type(error).__name__}: {error}); lines are shown instead")
-        self._outlet.show(self._outlet.stderr, self, self._drawn)
-        self._drawn_at = self._now()
-        self._redraw_s = max(_REDRAW_CHANGED_S, _REST * (self._drawn_at - now))
-
-    def _draw(self, live: LiveView, now: float) -> bytes:
-        """The lines to show; none if the terminal is gone."""
-        fd = self._outlet.stderr
-        width = columns(fd, self._environ)
-        rows, rest = live.rows(now, max(_FEWEST_ROWS, height(fd) - _BESIDE_ROWS))
-        return self._table.draw(rows, rest, width) if width else b""
 
     def _without_prefix(self, index: int, target: int, line: bytes) -> bytes:
         return line.removeprefix(prefix(self._tasks[index].name, index, self._color[target]))
@@ -245,25 +177,14 @@ def _tail(lines: bytes, count: int) -> list[bytes]:
     return lines.rsplit(b"\n", count + 1)[-count - 1 : -1]
 
 
-def prepare(options: OutputOptions, environ: Mapping[str, str]) -> None:
+def prepare(options: OutputOptions) -> None:
     """Check that a job can have this output, before anything is started that might wait for hours."""
-    if options.live:
-        print(f"launch.py: warning: {DEPRECATED}", file=sys.stderr)
-        if is_terminal(2, environ):
-            require_rich()
     if options.log_dir is not None:
         LogFiles(Path(options.log_dir), options.log_size, options.log_files).close()
 
 
-def of_terminal(outlet: Outlet, environ: Mapping[str, str], options: OutputOptions, host: str = "") -> dict[str, str]:
-    """What workers are told of the terminal: how wide a progress bar may be, 0 for none, and whether to use colors.
-
-    `host`: the host of a worker, if it is shown.
-    """
-    width = columns(outlet.stderr, environ)
-    if options.live and width:
-        width = max(_FEWEST_COLUMNS, width - BESIDE - (min(LONGEST_HOST, len(host)) + 2 if host else 0))
-    elif not options.shows("worker", 0):  # whose bar it is
-        width = 0
+def of_terminal(outlet: Outlet, environ: Mapping[str, str], options: OutputOptions) -> dict[str, str]:
+    """What workers are told of the terminal: how wide a progress bar may be, 0 for none, and whether to use colors."""
+    width = columns(outlet.stderr, environ) if options.shows("worker", 0) else 0  # it is worker 0's bar
     refused = {NO_COLOR.name: environ[NO_COLOR.name]} if environ.get(NO_COLOR.name) else {}
     return {COLUMNS.name: str(width), **refused}

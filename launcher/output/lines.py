@@ -74,12 +74,6 @@ class Prefixer:
         return b"".join(pieces)
 
 
-def color_of(index: int) -> int:
-    """The color of a process by its index in the job, as a number of the palette of terminals."""
-    code = _COLORS[index % len(_COLORS)]
-    return code - 30 if code < 90 else code - 82
-
-
 def prefix(name: str, index: int, color: bool) -> bytes:
     """The prefix of the lines of a process: its name, in a color that its index in the job selects."""
     if not color:

@@ -33,7 +33,7 @@ class StatusLine:
         self._drawn = b""
 
     def set(self, source: Hashable, text: bytes) -> None:
-        """Set the status of a source, of one line or several; empty for none.
+        """Set the status of a source, one line; empty for none.
 
         The source that has one for the longest is shown.
         """
@@ -45,8 +45,6 @@ class StatusLine:
     def make_room(self) -> bytes:
         """What to write before other lines."""
         drawn, self._drawn = self._drawn, b""
-        if above := drawn.count(b"\n"):
-            return b"\r\x1b[%dA\x1b[J" % above
         return ERASE if drawn else b""
 
     def draw(self) -> bytes:
@@ -130,7 +128,6 @@ def _is_file(fd: int) -> bool:
 
 # The size of a terminal that does not know its own.
 _COLUMNS = 80
-_LINES = 24
 
 
 def wants_color(fd: int, environ: Mapping[str, str]) -> bool:
@@ -143,18 +140,10 @@ def is_terminal(fd: int, environ: Mapping[str, str]) -> bool:
     return environ.get("TERM") != "dumb" and os.isatty(fd)
 
 
-def height(fd: int) -> int:
-    return _size(fd).lines or _LINES
-
-
 def columns(fd: int, environ: Mapping[str, str]) -> int:
     if not is_terminal(fd, environ):
         return 0
-    return _size(fd).columns or _COLUMNS
-
-
-def _size(fd: int) -> os.terminal_size:
     try:
-        return os.get_terminal_size(fd)
+        return os.get_terminal_size(fd).columns or _COLUMNS
     except OSError:  # it has been closed
-        return os.terminal_size((0, 0))
+        return _COLUMNS

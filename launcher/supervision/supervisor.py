@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from kvstore.bootstrap.report import tell
-from kvstore.errors import JOB_FAILED_EXIT, ConfigError
+from kvstore.errors import ConfigError
 from kvstore.job.exit_report import ExitReport
 from kvstore.job.processes import Exit
 from launcher.job.description import Injection, OutputOptions
@@ -204,9 +204,7 @@ class Supervisor:
         self._ending.reported(index, report)
 
     def exited(self, index: int, how: Exit) -> None:
-        ended = self._ending.phase in (Phase.TERMINATING, Phase.KILLING)
-        told = how.code == JOB_FAILED_EXIT and self._tasks[index].role != "worker"  # the failure of another
-        self._display.exited(index, how, failed=bool(how.status) and not ended and not told)
+        self._display.exited(index, how)
         self._postmortem.exited(index, how)
         possible = self._crew_of(index) is not None
         self._perform(self._ending.exited(index, how, time.monotonic(), possible))

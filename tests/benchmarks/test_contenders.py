@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from places import HOSTS
 
-from benchmarks import peers as peers_module
-from benchmarks.contenders import placed, ranks, threads_at
+from benchmarks.contenders import placed, threads_at
 from benchmarks.dmlc import Layout, members
-from benchmarks.jobs import HERE, Unavailable
-from benchmarks.models import MODELS, build, pictures
-from benchmarks.peers import Peers, default_cache
+from benchmarks.jobs import HERE
 from kvstore.job.threads import WAITING
 
 # ---- contenders that are not ours
-
-
-def test_ranks_of_gloo_know_their_interface_where_they_are_in_a_host():
-    made = ranks(["sum"], [HERE, HOSTS[0]])
-    assert made[0].env == {"RANK": "0", "WORLD_SIZE": "2"}
-    assert made[1].env == {"RANK": "1", "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "eth0"}
 
 
 @pytest.fixture
@@ -60,51 +50,3 @@ def test_a_jobs_members_have_the_environment_of_mxnets_launchers():
     assert made[1].place.wrap(["serve"])[:4] == ["ip", "netns", "exec", "host2"]
     assert made[1].place.wrap(["serve"])[-2:] == ["/dev/shm/host2", "serve"]
     assert HERE.wrap(["serve"]) == ["serve"]
-
-
-# ---- the environments of peers
-
-
-def test_environments_of_peers_are_made_once_in_a_cache(tmp_path, monkeypatch):
-    ran = []
-
-    def pretend(argv):
-        ran.append(argv[1:3])
-        if argv[1] == "-c" or "pip" in argv:
-            raise Unavailable("no network")
-
-    monkeypatch.setattr(peers_module, "run", pretend)
-    monkeypatch.setattr(peers_module, "old_python", lambda: "python3")
-    with pytest.raises(Unavailable, match="no network"):
-        Peers(("mxnet",), tmp_path).mxnet()
-    assert ran == [["-c", "import mxnet"], ["-m", "venv"], ["-m", "pip"]]
-    monkeypatch.setattr(peers_module, "run", lambda argv: None)
-    assert Peers(("mxnet",), tmp_path / "made").mxnet() == str(tmp_path / "made" / "mxnet" / "bin" / "python")
-    assert Peers(("openmpi",), tmp_path / "made").openmpi() == str(tmp_path / "made" / "openmpi" / "bin" / "python")
-
-
-def test_the_cache_is_the_users_or_the_one_that_is_named(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_cache() == tmp_path / "kvstore-bench"
-    monkeypatch.setenv("KVSTORE_BENCH_PEERS", "/elsewhere")
-    assert str(default_cache()) == "/elsewhere"
-
-
-# ---- models to train
-
-
-@pytest.mark.parametrize(("name", "millions"), [("resnet8", 0.078), ("resnet18", 11.17)])
-def test_models(name, millions):
-    numbers = sum(parameter.numel() for parameter in build(name).parameters())
-    assert numbers / 1e6 == pytest.approx(millions, rel=0.01)
-
-
-def test_a_model_classifies_pictures_and_is_the_same_each_time():
-    images, labels = pictures(seed=3)
-    assert build("resnet8")(images).shape == (16, 10)
-    assert labels.max() < 10
-    assert torch.equal(pictures(seed=3)[0], images)
-    assert not torch.equal(pictures(seed=4)[0], images)
-    for one, other in zip(build("resnet8").parameters(), build("resnet8").parameters(), strict=True):
-        assert torch.equal(one, other)
-    assert set(MODELS) == {"resnet8", "resnet18"}

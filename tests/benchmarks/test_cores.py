@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import strangers
-from benchmarks.cores import Core, Step, median_us
+from benchmarks.cores import Core
 from benchmarks.crowd import Crowd, SimulatedJob
 from benchmarks.networks import Shape, elements, shapes_of
-from benchmarks.programs.stranger import KINDS
 from kvstore import wire
 from kvstore.job.config import bound_of
 from kvstore.placement import place
@@ -37,51 +35,6 @@ def test_a_core_is_measured_message_by_message() -> None:
     assert min(step.each) > 0
     assert core.last == [(b"two", wire.Alive())] * 2
     assert (step.received_bytes > 2, step.sent_bytes > 4) == (True, True)
-
-
-def test_the_median_is_over_all_messages() -> None:
-    steps = [Step("server", "a round", [each], [0.0], [0.0]) for each in (1.0, 2.0, 30.0)]
-    assert median_us(steps) == 2.0
-
-
-def test_nothing_sent_is_nothing_encoded() -> None:
-    core = Core("server", lambda peer, message: [])
-    assert core.take("answers", [(b"", wire.Ack(1))]).sent_bytes == 0
-
-
-def test_a_step_adds_up() -> None:
-    step = Step("server", "a round", [1.0, 2.0], [3.0, 4.0], [5.0, 6.0], 2)
-    assert step.each == [9.0, 12.0]
-    assert (step.decisions_s, step.all_s) == (7e-6, pytest.approx(21e-6))
-    assert "2 messages in, 2 out" in step.words
-
-
-@pytest.mark.parametrize(
-    ("name", "arrays", "numbers"),
-    [
-        ("resnet50", 161, 25_557_032),
-        ("vgg16", 32, 138_357_544),
-        ("small", 2000, 256_000),
-        ("many", 100_000, 200_000),
-        ("tiny", 1, 256),
-        ("40MB", 1, 10_000_000),
-        ("1KB", 1, 250),
-        ("1GB", 1, 250_000_000),
-        ("1B", 1, 1),
-    ],
-)
-def test_shapes(name, arrays, numbers):
-    shapes = shapes_of(name)
-    assert (len(shapes), elements(shapes)) == (arrays, numbers)
-
-
-@pytest.mark.parametrize("name", ["resnet", "40", "MB", "4TB", "-1MB"])
-def test_an_unknown_network_is_told_those_there_are(name):
-    with pytest.raises(
-        ValueError,
-        match=f"no network '{name}'; choose from resnet50, vgg16, small, many, tiny, decoder, small-decoder, or a size",
-    ):
-        shapes_of(name)
 
 
 # ---- jobs of thousands of workers through the cores: what a message costs does not grow with their number
@@ -148,29 +101,9 @@ def test_a_message_costs_the_same_among_few_and_many_workers(aggregated: bool) -
     assert server(32) <= 4.1 * server(8)
 
 
-def test_what_objects_take_is_said_for_each_role() -> None:
-    held = job(2).held_mb()
-    assert held.keys() == {"scheduler", "server"}
-    assert all(megabytes > 0 for megabytes in held.values())
-
-
 @pytest.mark.parametrize("servers", [16, 64, 256])
 def test_servers_have_the_same_to_carry(servers: int) -> None:
     shapes = shapes_of("resnet50")
     loads = [0] * servers
     place({str(key): Spec(shape, "float32") for key, shape in enumerate(shapes)}, loads, bound_of(servers))
     assert max(loads) <= 1.1 * 4 * elements(shapes) / servers
-
-
-def test_each_kind_is_compared_with_nobody(monkeypatch, capsys):
-    def pretend(kind, net, rounds):
-        assert (net, rounds) == ("1MB", 5)
-        return (200.0, {}) if kind == strangers.NOBODY else (50.0, {"cpu": 0.9})
-
-    monkeypatch.setattr(strangers, "rounds_a_second", pretend)
-    monkeypatch.setattr(sys, "argv", ["strangers", "--net", "1MB", "--rounds", "5", "--repeats", "1"])
-    strangers.main()
-    first, *others = capsys.readouterr().out.splitlines()
-    assert first.split() == ["nobody", "200.0", "rounds/s,", "100%"]
-    assert [line.split()[0] for line in others] == list(KINDS)
-    assert all(line.endswith("25%, cpu 0.9") for line in others)

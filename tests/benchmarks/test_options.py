@@ -8,15 +8,6 @@ from benchmarks.__main__ import MEASUREMENTS
 from benchmarks.options import WHATS, parse
 
 
-def test_defaults():
-    options = parse(["pushpull"])
-    assert options.peers == ("mxnet", "gloo", "openmpi", "sockets", "ray")
-    assert options.mtu == 1500
-    assert (options.workers, options.servers, options.rounds, options.repeats) == (2, 2, None, None)
-    assert not options.one_line
-    assert not options.asks_for_hosts
-
-
 def test_everything_can_be_said():
     words = "pushpull --net vgg16 -n 4 -s 3 --rounds 7 --repeats 2 --optimizer adam --type dist_async"
     options = parse([*words.split(), "--memory", "arena", "--transport", "tcp", "--json", "a", "--plot", "b"])
@@ -29,26 +20,6 @@ def test_everything_can_be_said():
     )
     assert (options.json, options.plot) == (Path("a"), Path("b"))
     assert options.one_line
-
-
-def test_the_size_of_packets():
-    assert parse(["network", "--mtu", "9000"]).mtu == 9000
-
-
-def test_hosts_with_many_workers():
-    words = "network --hosts 2,4 --workers-per-host 1,2,4 --rate 200mbit --also flat,plain"
-    options = parse(words.split())
-    assert (options.hosts, options.workers_per_host, options.rate) == ((2, 4), (1, 2, 4), "200mbit")
-    assert options.also == ("flat", "plain")
-    assert options.asks_for_hosts
-    assert parse(["network", "--hosts", "3"]).asks_for_hosts
-
-
-@pytest.mark.parametrize(
-    ("text", "names"), [("none", ()), ("gloo", ("gloo",)), ("sockets,mxnet", ("sockets", "mxnet"))]
-)
-def test_peers(text, names):
-    assert parse(["small", "--peers", text]).peers == names
 
 
 @pytest.mark.parametrize(

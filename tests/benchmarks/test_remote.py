@@ -16,11 +16,10 @@ from places import HOSTS
 from benchmarks import hosts as hosts_module
 from benchmarks import remote as remote_module
 from benchmarks.contenders import Work
-from benchmarks.hosts import INTERFACE, hosts, limit, line, require
-from benchmarks.jobs import JobFailed, Member, Unavailable, run, scratch
-from benchmarks.machine import facts
+from benchmarks.hosts import INTERFACE, hosts, require
+from benchmarks.jobs import JobFailed, Member, Unavailable, run
 from benchmarks.peers import Peers
-from benchmarks.remote import SETTINGS, Launched, OpenMpi, open_mpi
+from benchmarks.remote import SETTINGS, Launched, OpenMpi
 from benchmarks.ssh import Ssh
 from launcher.cli import parse
 
@@ -53,16 +52,6 @@ def test_hosts_are_removed_when_making_them_fails(monkeypatch):
     assert added <= removed
 
 
-def test_lines_in_words():
-    assert line("1gbit") == "1gbit"
-    assert line("1gbit", 9000) == "1gbit, packets of 9,000 bytes"
-
-
-@pytest.mark.parametrize(("rate", "burst"), [("1gbit", 500_000), ("200mbit", 100_000), ("1mbit", 80_000)])
-def test_a_line_saves_up_a_few_milliseconds_and_a_packet_at_least(rate, burst):
-    assert limit(rate) == ["rate", rate, "burst", str(burst), "latency", "100ms"]
-
-
 @pytest.mark.long
 def test_hosts_are_as_they_should_be_share_no_memory_and_leave_nothing_behind():
     need("ip", "tc")
@@ -85,26 +74,11 @@ def test_hosts_are_as_they_should_be_share_no_memory_and_leave_nothing_behind():
     )
 
 
-def test_the_machines_facts():
-    found = facts()
-    assert found["torch"].startswith("2.")
-    assert int(found["cores"]) >= 1
-    assert all(found.values())
-
-
 # ---- processes of a measurement: all end together, and what they say is quoted
 
 
 def python(script: str, name: str = "it", **env: str) -> Member:
     return Member(name, [sys.executable, "-c", script], env)
-
-
-def test_the_report_comes_back():
-    with scratch() as folder:
-        path = folder / "report"
-        script = f"import json, os; open({str(path)!r}, 'w').write(json.dumps(os.environ['GREETING']))"
-        assert run([python(script, GREETING="hello")], path) == "hello"
-    assert not folder.exists()
 
 
 def test_one_that_fails_ends_the_others_and_is_quoted(tmp_path):
@@ -124,17 +98,6 @@ def test_one_that_fails_ends_the_others_and_is_quoted(tmp_path):
 def test_one_that_does_not_end_is_named(tmp_path):
     with pytest.raises(JobFailed, match=r"it had not ended after 0\.3 s"):
         run([python("import time; time.sleep(60)")], tmp_path / "report", timeout_s=0.3)
-
-
-def test_no_report_is_a_failure(tmp_path):
-    with pytest.raises(JobFailed, match="none left a report"):
-        run([python("pass")], tmp_path / "report")
-
-
-def test_members_are_in_no_job_but_their_own(tmp_path, monkeypatch):
-    monkeypatch.setenv("DMLC_ROLE", "server")
-    path = tmp_path / "report"
-    assert run([python(f"import os; open({str(path)!r}, 'w').write(str(int('DMLC_ROLE' in os.environ)))")], path) == 0
 
 
 # ---- jobs over ssh: the command lines of launch.py and mpirun
@@ -160,16 +123,6 @@ def test_our_jobs_are_started_as_a_user_starts_them(ssh):
     assert not {"--no-encryption", "--env"} & set(words)
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_other_settings_say_so_in_the_name_of_their_row(ssh, name):
-    default, other = Launched(WORK, ssh), Launched(WORK, ssh, SETTINGS[name])
-    assert default.name == "kvstore"
-    assert other.name == f"kvstore, {SETTINGS[name].label}"
-    words = other.command(["program"])
-    assert [words[i + 1] for i, word in enumerate(words) if word == "--env"] == list(SETTINGS[name].env)
-    assert ("--no-encryption" in words) == name.startswith("plain")
-
-
 def test_the_job_starts_on_the_first_host_and_what_it_has_sent_is_kept(ssh, monkeypatch):
     started = []
 
@@ -189,39 +142,3 @@ def test_the_job_starts_on_the_first_host_and_what_it_has_sent_is_kept(ssh, monk
     program = shlex.split(started[0].argv[-1])
     assert program[1:3] == ["-m", "benchmarks.programs.rounds"]
     assert program[program.index("--compression") + 1] == '{"type": "2bit", "threshold": 1.0, "pull": "fp16"}'
-
-
-def test_open_mpi_lets_ranks_that_wait_give_way_and_binds_none_to_a_core(ssh):
-    words = OpenMpi(WORK, Peers((), ssh.folder), ssh).command("mpirun", ["program"])
-    assert words[:3] == ["mpirun", "-np", "8"]
-    assert words[words.index("plm_rsh_agent") + 1] == f"ssh -F {ssh.config}"
-    assert words[words.index("mpi_yield_when_idle") + 1] == "1"
-    assert words[words.index("--bind-to") + 1] == "none"
-    assert words[-1] == "program"
-
-
-def test_servers_may_have_hosts_of_their_own(ssh):
-    words = Launched(WORK, ssh, apart=HOSTS[1:]).command(["program"])
-    assert Path(words[words.index("-H") + 1]).read_text() == "10.77.0.1 slots=8\n"
-    assert Path(words[words.index("--server-hosts") + 1]).read_text() == "10.77.0.2 slots=2\n"
-
-
-@pytest.mark.parametrize(
-    ("installed", "said", "found"),
-    [
-        ({"mpirun.openmpi", "mpirun"}, "mpirun (Open MPI) 4.1.4", "/bin/mpirun.openmpi"),
-        ({"mpirun"}, "mpirun (Open MPI) 5.0.1", "/bin/mpirun"),
-        ({"mpirun"}, "HYDRA build details:", None),
-        (set(), "", None),
-    ],
-)
-def test_open_mpi_is_found_beside_other_kinds(monkeypatch, installed, said, found):
-    monkeypatch.setattr(remote_module.shutil, "which", lambda name: f"/bin/{name}" if name in installed else None)
-    monkeypatch.setattr(
-        remote_module.subprocess, "run", lambda argv, **_: subprocess.CompletedProcess(argv, 0, stdout=said)
-    )
-    if found:
-        assert open_mpi() == found
-    else:
-        with pytest.raises(Unavailable, match=r"there is no Open MPI; on Debian .* openmpi-bin"):
-            open_mpi()

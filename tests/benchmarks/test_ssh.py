@@ -12,12 +12,11 @@ import pytest
 from cluster.missing import need
 from places import HOSTS
 
-from benchmarks import ssh as ssh_module
 from benchmarks.contenders import Work
 from benchmarks.hosts import hosts, sent
-from benchmarks.jobs import ROOT, Unavailable
+from benchmarks.jobs import ROOT
 from benchmarks.remote import Launched
-from benchmarks.ssh import Ssh, client_config, logins, require, sshd_config
+from benchmarks.ssh import client_config, logins, sshd_config
 
 # A worker of a tiny job: it leaves a file in /dev/shm, and says what it finds there.
 SEES = """
@@ -39,19 +38,6 @@ store.barrier()
 os.unlink(mine)
 store.close()
 """
-
-
-def test_openssh_is_needed_and_that_is_said(monkeypatch):
-    monkeypatch.setattr(ssh_module.shutil, "which", lambda tool, path: None)
-    with pytest.raises(Unavailable, match="ssh and sshd and ssh-keygen; on Debian and Ubuntu: apt-get install openssh"):
-        require()
-
-
-def test_hostfiles_are_of_the_form_that_launch_py_and_open_mpi_share(tmp_path):
-    ssh = Ssh(HOSTS, tmp_path)
-    assert ssh.hostfile(HOSTS, 8).read_text() == "10.77.0.1 slots=4\n10.77.0.2 slots=4\n"
-    assert ssh.hostfile(HOSTS, 3).read_text() == "10.77.0.1 slots=2\n10.77.0.2 slots=2\n"
-    assert ssh.hostfile(HOSTS[1:], 3).read_text() == "10.77.0.2 slots=3\n"
 
 
 def test_no_password_opens_a_host_and_clients_know_its_key(tmp_path):

@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from clicks.auc import auc, log_loss, quality
-from clicks.dlrm import DLRM
-from clicks.stream import DENSE, LARGE, Clicks
+from clicks.auc import auc, quality
+from clicks.stream import DENSE, Clicks
 from fm import data
 from fm.machine import logits
-from words.corpus import CANDIDATES, NEGATIVES, Corpus, CorpusError, hashed, standard_library
-from words.skipgram import loss, nearest, ranking, scores
+from words.corpus import NEGATIVES, Corpus, CorpusError, standard_library
+from words.skipgram import loss, ranking
 
 # ---- the clicks: the same from the same seed, whoever asks, with ids that drift
 
@@ -33,20 +32,6 @@ def test_workers_have_parts_of_one_batch() -> None:
     assert [batch.ids.tolist() for batch in clicks.batches(range(7, 8), 10)] == [whole.ids.tolist()]
 
 
-def test_other_seeds_and_other_batches_differ() -> None:
-    whole = Clicks(seed=3).batch(7, 10)
-    assert not torch.equal(Clicks(seed=4).batch(7, 10).ids, whole.ids)
-    assert not torch.equal(Clicks(seed=3).batch(8, 10).ids, whole.ids)
-
-
-def test_a_few_ids_are_frequent_and_most_are_rare() -> None:
-    rows = Clicks(fields=3, largest=10_000, period=0).batch(0, 5000).rows
-    counts = rows[:, 2].bincount()
-    assert rows[:, 2].max() < 10_000
-    assert counts[:10].sum() > 1000
-    assert (counts == 1).sum() > 500
-
-
 def test_rows_and_ids_stand_for_one_another() -> None:
     clicks = Clicks(fields=4, largest=5000, period=5)
     batches = [clicks.batch(number, 500) for number in range(12)]
@@ -56,24 +41,6 @@ def test_rows_and_ids_stand_for_one_another() -> None:
         ids = torch.cat([batch.ids[:, field] for batch in batches])
         assert rows.max() < counts[field]
         assert len({*zip(rows.tolist(), ids.tolist(), strict=True)}) == len(rows.unique()) == len(ids.unique())
-
-
-def test_the_ids_of_large_fields_drift() -> None:
-    clicks = Clicks(fields=2, largest=2 * LARGE, period=10)
-    early, half, late = (set(clicks.batch(number, 2000).ids[:, 1].tolist()) for number in (0, 5, 10))
-    small = [set(clicks.batch(number, 2000).ids[:, 0].tolist()) for number in (0, 10)]
-    assert not early & late
-    assert len(early & half) > 100
-    assert small[0] & small[1]
-
-
-def test_the_true_chances_are_the_best_that_there_is() -> None:
-    batch = Clicks().batch(0, 20_000)
-    labels = batch.labels.numpy()
-    best = auc(batch.chances, labels)
-    assert 0.75 < best < 0.85
-    assert abs(labels.mean() - batch.chances.mean()) < 0.02
-    assert auc(batch.dense.numpy() @ np.ones(DENSE), labels) < best
 
 
 # ---- The area under the ROC curve, and the logarithmic loss
@@ -86,22 +53,6 @@ def test_it_is_the_share_of_pairs_in_the_right_order() -> None:
     assert auc(scores, labels) == pytest.approx(np.mean([(a > b) + (a == b) / 2 for a, b in pairs]))
 
 
-@pytest.mark.parametrize(("scores", "expected"), [([1, 2, 3, 4], 1.0), ([4, 3, 2, 1], 0.0), ([1, 1, 1, 1], 0.5)])
-def test_the_ends_and_the_middle(scores: list[float], expected: float) -> None:
-    assert auc(np.array(scores), np.array([0, 0, 1, 1])) == expected
-
-
-def test_labels_that_are_all_the_same_have_none() -> None:
-    assert math.isnan(auc(np.array([1.0, 2.0]), np.ones(2)))
-
-
-def test_log_loss_of_certainty_and_of_ignorance() -> None:
-    labels = np.array([1, 0])
-    assert log_loss(np.array([0.5, 0.5]), labels) == pytest.approx(math.log(2))
-    assert log_loss(np.array([1.0, 0.0]), labels) == pytest.approx(0, abs=1e-9)
-    assert math.isfinite(log_loss(np.array([0.0, 1.0]), labels))
-
-
 def test_the_best_is_said_where_it_is_known() -> None:
     labels = np.array([1, 0, 1, 0])
     predicted, true = np.array([0.4, 0.3, 0.2, 0.1]), np.array([0.9, 0.1, 0.9, 0.1])
@@ -109,26 +60,6 @@ def test_the_best_is_said_where_it_is_known() -> None:
         "AUC 0.7500 of 4 samples not trained on, where 1.0000 is the best possible; log loss 0."
     )
     assert str(quality(predicted, np.empty(0), labels)).startswith("AUC 0.7500 of 4 samples not trained on; log loss")
-
-
-# ---- DLRM's network
-
-
-def test_pairs_are_all_different_ones() -> None:
-    network = DLRM(dense=3, fields=2, dim=4, hidden=8)
-    assert sorted(network.pairs.tolist()) == [3, 6, 7]  # (1, 0), (2, 0), (2, 1) of 3 x 3
-
-
-def test_logits_depend_on_all_that_comes_in() -> None:
-    torch.manual_seed(0)
-    network = DLRM(dense=3, fields=2, dim=4, hidden=8)
-    inputs = [torch.randn(5, 3), torch.randn(5, 4), torch.randn(5, 4)]
-    for each in inputs:
-        each.requires_grad_()
-    logits = network(inputs[0], inputs[1:])
-    assert logits.shape == (5,)
-    logits.sum().backward()
-    assert all(each.grad.any() for each in inputs)
 
 
 # ---- samples from LibSVM files and from clicks
@@ -177,14 +108,6 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         list(data.libsvm(tmp_path / "none", 2, 5))
 
 
-def test_clicks_are_hashed_to_numbers() -> None:
-    (batch,) = data.clicks(Clicks(fields=3), [5], 20, 50, 0, 1)
-    assert batch.ids.shape == (20, 3)
-    assert 0 <= batch.ids.min() <= batch.ids.max() < 50
-    assert torch.equal(batch.values, torch.ones(20, 3))
-    assert len(batch.chances) == 20
-
-
 # ---- The formula of the factorization machine, beside all pairs
 
 
@@ -198,28 +121,10 @@ def test_it_is_the_sum_over_all_pairs() -> None:
     torch.testing.assert_close(logits(values, linear, factors, torch.tensor([0.5])), expected)
 
 
-def test_features_with_a_value_of_zero_change_nothing() -> None:
-    values, linear, factors = torch.ones(1, 2), torch.ones(1, 2), torch.ones(1, 2, 3)
-    padded = torch.tensor([[1.0, 1.0, 0.0]])
-    more = (torch.full((1, 3), 1.0), torch.full((1, 3, 3), 1.0))
-    assert torch.equal(logits(padded, *more, torch.zeros(1)), logits(values, linear, factors, torch.zeros(1)))
-
-
 # ---- identifiers of source files, and pairs of them
 
 
 TEXTS = [f"def function{number % 3}(self, value):\n    return self.total + value * x\n" * 100 for number in range(20)]
-
-
-def test_keywords_and_single_letters_are_left_out() -> None:
-    assert set(Corpus(TEXTS).names) == {"function0", "function1", "function2", "self", "value", "total"}
-
-
-def test_the_frequent_ones_come_first_and_have_hashes() -> None:
-    corpus = Corpus(TEXTS)
-    assert set(corpus.names[:2]) == {"self", "value"}
-    assert corpus.ids.tolist() == [hashed(name) for name in corpus.names]
-    assert len(set(corpus.ids.tolist())) == len(corpus.names)
 
 
 def test_workers_have_parts_of_one_batch_of_words() -> None:
@@ -231,14 +136,6 @@ def test_workers_have_parts_of_one_batch_of_words() -> None:
         (mine,) = corpus.learned(range(4, 5), 10, 1, part, 3)
         assert torch.equal(mine.centers, whole.centers[part::3])
         assert torch.equal(mine.targets, whole.targets[part::3])
-
-
-def test_neighbours_are_neighbours() -> None:
-    corpus = Corpus([f"alone{number} " * 600 for number in range(20)])
-    (pairs,) = corpus.learned(range(1), 200, seed=0)
-    same = (pairs.targets[:, 0] == pairs.centers).float().mean()
-    assert same > 0.9  # but for those at the end of a file
-    assert corpus.held_out(50, seed=0).targets.shape == (50, 1 + CANDIDATES)
 
 
 def test_too_little_source_is_an_error() -> None:
@@ -260,11 +157,6 @@ def test_the_standard_library_without_its_tests(tmp_path: Path, monkeypatch: pyt
 # ---- Scores of pairs, and how well they tell a true neighbour from others
 
 
-def test_scores_are_products() -> None:
-    centers, targets = torch.tensor([[1.0, 2.0]]), torch.tensor([[[1.0, 0.0], [0.0, 3.0]]])
-    assert scores(centers, targets).tolist() == [[1.0, 6.0]]
-
-
 def test_the_loss_is_that_of_the_papers_sum() -> None:
     scored = torch.tensor([[2.0, -1.0, 0.5]])
     expected = -sum(math.log(1 / (1 + math.exp(-x))) for x in (2.0, 1.0, -0.5))
@@ -277,8 +169,3 @@ def test_a_true_neighbour_that_comes_first_and_one_that_comes_last() -> None:
     assert (round(mrr, 6), hits, pairs) == (0.01, 0.0, 1)
     assert ranking(torch.zeros(2, 100)).hits == 0.0  # equal scores say nothing
     assert "hits@10 1.0000 of 1 pairs" in str(ranking(torch.tensor([[1.0, 0.0]])))
-
-
-def test_the_nearest_vectors_have_the_smallest_angle() -> None:
-    vectors = torch.tensor([[1.0, 0.0], [9.0, 1.0], [-1.0, 0.0], [1.0, 1.0]])
-    assert nearest(vectors, 0, 2) == [1, 3]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -10,23 +9,6 @@ from jobs import job
 from waiting import PROMPT, until
 
 from kvstore.transport.shm.presence import available
-
-TRAIN = """
-    import sys
-    import numpy as np
-    import kvstore as kv
-
-    store = kv.create("dist_sync")
-    weight = np.zeros((300, 400), np.float32)
-    store.set_optimizer("sgd", learning_rate=0.1)
-    store.init("w", weight)
-    steps = 0
-    while True:
-        store.pushpull("w", np.ones_like(weight), out=weight)
-        steps += 1
-        if steps == 5:
-            print("training", flush=True)
-"""
 
 
 @pytest.mark.long
@@ -110,20 +92,6 @@ def test_a_jobs_links_are_zeromqs_where_that_is_set(tmp_path: Path) -> None:
         assert "worker 1" in running.output.split("NodeLost:")[1], "the survivor does not name the one that left"
         assert not running.members()
     assert running.output.count("ZeroMQ") == 2, running.output
-
-
-@pytest.mark.usefixtures("none_ignored")
-def test_a_signal_to_the_launcher_ends_everything(tmp_path: Path) -> None:
-    with job(tmp_path, TRAIN, workers=1, servers=1) as running:
-        running.until(running.said("training"), "training")
-        running.process.send_signal(signal.SIGINT)
-        assert running.wait(PROMPT) == 130
-        assert not running.members()
-    assert running.output.splitlines() == [
-        "launch.py: starting 1 worker, 1 server on this machine",
-        "[worker 0] training",
-        "launch.py: Ctrl-C: ended 1 worker, 1 server, the scheduler; no process of the job is left",
-    ]
 
 
 @pytest.mark.release

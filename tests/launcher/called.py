@@ -108,17 +108,6 @@ def _wait_for(path: str) -> None:
         time.sleep(0.01)
 
 
-def fail_oddly() -> None:
-    raise Odd("moths", "cupboard")
-
-
-def fail_locally() -> None:
-    class Local(Exception):
-        """Nobody else can import it."""
-
-    raise Local("here")
-
-
 def leave(code: Any) -> None:
     sys.exit(code)
 
@@ -149,10 +138,6 @@ def lock() -> Any:
     return {"fine": 1, "threads": [threading.Lock()]}
 
 
-def shy() -> Any:
-    return Shy()
-
-
 def sleep(ready: str = "", seconds: float = 600) -> None:
     if ready:
         Path(ready, f"ready-{rank()}").touch()
@@ -166,10 +151,6 @@ def put(queue: Any) -> None:
 def double(array: Any) -> Any:
     array *= 2
     return array
-
-
-def double_all(arrays: Any) -> Any:
-    return {name: double(array) for name, array in arrays.items()}
 
 
 def nest(workers: int) -> Any:

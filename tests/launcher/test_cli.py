@@ -33,7 +33,7 @@ def job(*argv: str, environ: dict[str, str] | None = None) -> Job:
 
 
 def test_the_readme_line() -> None:
-    kind, parsed, dry_run = parse(["-n", "2", "-s", "3", "--launcher", "local", "python train_cifar10.py"], {})
+    kind, parsed, dry_run, _ = parse(["-n", "2", "-s", "3", "--launcher", "local", "python train_cifar10.py"], {})
     assert (kind, dry_run) == ("local", False)
     assert (parsed.num_workers, parsed.num_servers, parsed.command) == (2, 3, ("python train_cifar10.py",))
 
@@ -80,7 +80,7 @@ def test_env_options_repeat_and_values_may_hold_anything() -> None:
 def test_the_default_launcher() -> None:
     assert parse(["-n", "1", "x"], {})[0] == "local"
     assert parse(["-n", "1", "-H", "hosts", "x"], {})[0] == "ssh"
-    kind, parsed, _ = parse(["-n", "1", "-H", "hosts", "--sync-dst-dir", "/d", "x"], {})
+    kind, parsed, *_ = parse(["-n", "1", "-H", "hosts", "--sync-dst-dir", "/d", "x"], {})
     assert (kind, parsed.cluster.hostfile, parsed.cluster.sync_dst_dir) == ("ssh", "hosts", "/d")
 
 
@@ -104,7 +104,6 @@ def test_the_default_launcher() -> None:
         (["-n", "1", "--lr", "0.1", "x"], "there is no option --lr"),
         (["-n", "1", "--env-worker", "DMLC_ROLE:x", "y"], "--env-worker cannot set DMLC_ROLE"),
         (["-n", "2", "--attach", "2", "x"], "--attach 2: there is no worker 2; the workers' ranks are 0 to 1"),
-        (["-n", "2", "--attach", "0", "--live", "--show", "all", "x"], "--live draws on it; leave one of them out"),
         (["-n", "2", "-H", "hosts", "--attach", "0", "x"], "that take it: local). A process on another host has no"),
         (["-n", "2", "--launcher", "slurm", "--attach", "0", "x"], "call debugpy.listen in one worker"),
         (["-n", "1", "python 'train.py"], "quotes of the command do not match"),
@@ -306,24 +305,14 @@ def test_a_trace_is_a_file_and_perhaps_its_rounds(given: str, name: str, rounds:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
-    [("t.json:0", "'0' is not valid"), ("t.json:9-8", "'9-8' is not valid"), (":7", "no file"), (".", "directory")],
-)
-def test_a_trace_without_a_file_or_rounds_is_refused(given: str, said: str) -> None:
-    with pytest.raises(LaunchError, match=said):
-        parse(["-n", "1", "--trace", given, "./train"], {})
-
-
-@pytest.mark.parametrize(
     ("words", "options"),
     [
         ([], OutputOptions()),
         (["--log-dir", "/d", "--log-size", "500K", "--log-files", "1"], OutputOptions("/d", 500 << 10, 1)),
         (["--log-dir", "d"], OutputOptions(str(Path("d").absolute()))),
-        (["--show", "none"], OutputOptions(show=(), scroll=True)),
-        (["--show=0,2-3"], OutputOptions(show=(0, 2, 3), scroll=True)),
-        (["--live", "--show", "all"], OutputOptions(live=True, scroll=True)),
-        (["--live", "--log-dir", "/d"], OutputOptions("/d", live=True)),
+        (["--show", "none"], OutputOptions(show=())),
+        (["--show=0,2-3"], OutputOptions(show=(0, 2, 3))),
+        (["--show", "all"], OutputOptions()),
     ],
 )
 def test_what_the_options_say(words: list[str], options: OutputOptions) -> None:
@@ -397,7 +386,6 @@ def test_a_manager_that_is_not_here_is_named(
         (["--checkpoint-every", "10"], "'10' is not valid; valid: a number of rounds such as 500r"),
         (["--checkpoint-every", "10m"], "give --checkpoint-dir DIR, too"),
         (["--show", "x"], "argument --show: 'x' is not a rank; valid: all, none, or ranks"),
-        (["--live"], "--live shows the last line of each process; say where the others go"),
         (["--encryption"], "there is no option --encryption"),
         (["--sync"], "there is no option --sync"),
         (["--checkpointdir=x"], "options of the command go after the command; did you mean '--checkpoint-dir'?"),

@@ -138,25 +138,6 @@ def test_who_waits_is_answered_when_the_file_is_there() -> None:
     assert desk.wait(worker.peer, again)[0].reply.seq == again.seq
 
 
-def test_who_asks_again_is_answered_over_both_links_once() -> None:
-    desk = CaptureDesk()
-    worker = Worker()
-    desk.begin(0, 1)
-    request = wire.AwaitCapture(worker.me(), 0, 1)
-    for peer in (b"old", b"new", b"new"):
-        assert desk.wait(peer, request) == []
-    assert [answer.peer for answer in desk.ended(0, 1, DONE)] == [b"old", b"new"]
-
-
-def test_an_error_is_the_answer_of_its_class() -> None:
-    desk = CaptureDesk()
-    worker = Worker()
-    desk.begin(0, 1)
-    assert desk.ended(0, 1, CheckpointError("disk full")) == []
-    (answer,) = desk.wait(worker.peer, wire.AwaitCapture(worker.me(), 0, 1))
-    assert answer.reply == wire.Failure(1, "CheckpointError", "disk full")
-
-
 def test_a_number_is_asked_for_once_and_few_are_remembered() -> None:
     desk = CaptureDesk()
     worker = Worker()

@@ -26,7 +26,7 @@ from jobkeys import variables
 from malformed import anything, flood
 from rendezvous import Job
 from secured import SecuredJob, Training
-from strangers import BYTES, HELLO_BYTES, Tap, attempt, idle, throw
+from strangers import BYTES, attempt, throw
 from waiting import LONG, until
 
 from kvstore import wire
@@ -277,32 +277,6 @@ def test_strangers_with_other_keys_change_nothing(job: SecuredJob):
             attempt(place, split_key(place)[1], public, secret)
             attempt(place, public, public, secret)
             attempt(place, split_key(place)[1], root, secret)
-
-
-def test_what_was_recorded_changes_nothing(job: SecuredJob):
-    """A member's whole conversation with a server, by somebody on the path, and again."""
-    tap = Tap(job.places["server 0"])
-    member = ZmqTransport(keys=job.keys["worker 0"])
-    try:
-        with Training(job):
-            link = member.connect(tap.endpoint)
-            member.send(link, [b"no message, but a member's"])
-            member.send(link, [b"x" * 1000])
-            member.close(linger=1.0)
-            assert tap.ended.wait(LONG)
-            recorded = bytes(tap.recorded)
-            assert len(recorded) > HELLO_BYTES + 1000
-            for _ in range(3):
-                throw(job.places["server 0"], recorded)
-                throw(job.places["scheduler"], recorded)
-    finally:
-        member.close()
-        tap.close()
-
-
-def test_a_thousand_idle_connections_change_nothing(job: SecuredJob):
-    with idle(job.places["scheduler"], 500), idle(job.places["server 1"], 500), Training(job):
-        pass
 
 
 def test_a_stranger_does_not_get_into_the_job(job: SecuredJob, monkeypatch: pytest.MonkeyPatch):

@@ -11,7 +11,7 @@ from benchmarks.figures import Result, Row
 from benchmarks.jobs import JobFailed
 from benchmarks.ssh import Ssh
 from benchmarks.suites import grid as grid_module
-from benchmarks.suites.grid import Crossing, Grid, asked, grid, note_sent
+from benchmarks.suites.grid import Crossing, Grid, grid
 
 
 class Sender:
@@ -25,13 +25,6 @@ class Sender:
         return {self.name: [400.0]}
 
 
-def test_the_defaults_are_those_of_the_figures_that_are_wanted(session):
-    assert asked(session("network", "--hosts", "2")) == Grid((2,), (1, 2, 4), "200mbit", "10MB", ())
-    assert asked(session("network", "--net", "resnet50", "--also", "flat")).also == ("flat",)
-    assert Grid().nbytes == 10_000_000
-    assert Grid().name(2, 4) == "hosts-2x4-10MB-200mbit"
-
-
 @pytest.mark.parametrize(("megabytes", "crossed"), [(0.3, False), (2.9, True), (40.0, True)])
 def test_what_did_not_cross_the_wire_is_no_measurement(megabytes, crossed):
     crossing = Crossing(Sender("kvstore", [megabytes * 1e6]), 10e6)
@@ -40,15 +33,6 @@ def test_what_did_not_cross_the_wire_is_no_measurement(megabytes, crossed):
     else:
         with pytest.raises(JobFailed, match=r"a host sent 0\.3 MB a round, and its part is 10\.0: the hosts are not"):
             crossing.run()
-
-
-def test_notes_say_what_a_host_has_sent():
-    crossing = Crossing(Sender("kvstore", [39e6, 41e6]), 10e6)
-    crossing.run()
-    crossing.run()
-    result = Result("hosts-2x4", "", [Row("kvstore", [400.0])])
-    note_sent([crossing, Crossing(Sender("gloo", []), 10e6)], result)
-    assert result.row("kvstore").note == "a host sent 40.0 MB a round, 4.00 × its part"
 
 
 def test_each_number_of_workers_is_measured_on_the_same_hosts(monkeypatch, session, tmp_path):

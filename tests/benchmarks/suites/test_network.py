@@ -7,13 +7,10 @@ import os
 import pytest
 from places import HOSTS
 
-from benchmarks.contenders import Limit
-from benchmarks.figures import Result, Row
 from benchmarks.hosts import hosts
 from benchmarks.jobs import JobFailed, Unavailable
 from benchmarks.suites import network as network_module
-from benchmarks.suites.grid import Grid
-from benchmarks.suites.network import Counted, add_limit, network
+from benchmarks.suites.network import Counted, network
 
 
 def test_hosts_need_root_and_say_so(monkeypatch, session):
@@ -25,35 +22,6 @@ def test_hosts_need_root_and_say_so(monkeypatch, session):
     assert "network: skipped: hosts are network namespaces, which need root" in made.console.file.getvalue()
     assert not made.results
     assert not made.failures
-
-
-def test_options_that_say_which_hosts_to_make_ask_for_rounds_on_those_alone(monkeypatch, session):
-    made = []
-    monkeypatch.setattr(network_module, "require", lambda: None)
-    monkeypatch.setattr(network_module.ssh, "require", lambda: None)
-    monkeypatch.setattr(network_module, "grid", lambda session, chosen: made.append(chosen))
-    network(session("network", "--hosts", "2,4", "--workers-per-host", "1,8", "--rate", "1gbit", "--net", "resnet50"))
-    assert made == [Grid((2, 4), (1, 8), "1gbit", "resnet50", ())]
-
-
-def test_hosts_need_openssh_and_say_so(monkeypatch, session):
-    def lacking():
-        raise Unavailable("jobs over ssh need sshd")
-
-    made = session("network", "--hosts", "2")
-    monkeypatch.setattr(network_module, "require", lambda: None)
-    monkeypatch.setattr(network_module.ssh, "require", lacking)
-    network(made)
-    assert "network: skipped: jobs over ssh need sshd" in made.console.file.getvalue()
-    assert not made.failures
-
-
-def test_the_limit_of_a_step_across_hosts():
-    rows = [Row("kvstore", [500.0]), Row("alone", [300.0]), Row("alone, forward only", [100.0]), Row("wire", [400.0])]
-    result = Result("hosts-train", "", rows)
-    add_limit(result)
-    assert result.row("limit").median == pytest.approx(1.1 * 400 + 100)
-    assert Limit("wire", 818.0).run() == {"wire": [818.0]}
 
 
 @pytest.mark.parametrize(("megabytes", "crossed"), [(3, False), (154 * 7, True)])

@@ -9,16 +9,9 @@ import numpy as np
 import pytest
 
 from benchmarks.figures import Result, Row
-from benchmarks.networks import decoder, elements, small_decoder
 from benchmarks.programs.versions import published
 from benchmarks.suites import publishing
 from benchmarks.targets import TARGETS, judge
-
-
-def test_the_decoder_has_the_shapes_of_qwen3():
-    shapes = decoder()
-    assert (len(shapes), elements(shapes)) == (310, 596_049_920)
-    assert 10e6 < elements(small_decoder()) < 30e6
 
 
 def test_bytes_are_counted_beside_the_ideal_and_readers_beside_peers(session, monkeypatch):

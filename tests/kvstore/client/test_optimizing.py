@@ -91,20 +91,6 @@ def test_workers_that_disagree_on_the_optimizer(cluster: ThreadedJob, name: str,
     cluster.run(work)
 
 
-def test_an_optimizer_that_throws_raises_in_every_worker(cluster: ThreadedJob) -> None:
-    def work(store: DistStore) -> None:
-        store.init("w", torch.zeros(1))
-        with pytest.raises(kv.ServerError, match=r"ValueError: Invalid learning rate: -1"):
-            store.set_optimizer("sgd", learning_rate=-1)
-        store.push("w", torch.ones(1))
-        assert value_of(store, "w", 1).item() == 2  # as if it had not been called
-        store.set_optimizer("sgd", learning_rate=1)
-        store.push("w", torch.ones(1))
-        assert value_of(store, "w", 1).item() == 0
-
-    cluster.run(work)
-
-
 def test_an_optimizer_that_throws_in_a_round_raises_in_every_worker(cluster: ThreadedJob) -> None:
     """Adamax divides by 1 - beta1."""
 
@@ -119,50 +105,6 @@ def test_an_optimizer_that_throws_in_a_round_raises_in_every_worker(cluster: Thr
         assert value_of(store, "m", 2, 2)[0, 0] < 0
 
     cluster.run(work)
-
-
-def test_integers_cannot_get_an_optimizer(cluster: ThreadedJob) -> None:
-    def work(store: DistStore) -> None:
-        store.init("n", torch.zeros(2, dtype=torch.int64))
-        with pytest.raises(kv.Mismatch, match="floating point only"):
-            store.set_optimizer("sgd")
-        out = torch.zeros(2, dtype=torch.int64)
-        store.pushpull("n", torch.ones(2, dtype=torch.int64), out)
-        assert out.tolist() == [2, 2]
-
-    cluster.run(work)
-
-
-def test_an_async_store_needs_an_optimizer(cluster: ThreadedJob) -> None:
-    def work(store: DistStore) -> None:
-        store.init("w", torch.zeros(1))
-        for call in (lambda: store.push("w", torch.ones(1)), lambda: store.pushpull("w", torch.ones(1))):
-            with pytest.raises(kv.UsageError, match=r"needs an optimizer: call set_optimizer\(name"):
-                call()
-        assert value_of(store, "w", 1).item() == 0
-
-    cluster.run(work, mode="async")
-
-
-def test_a_new_learning_rate_acts_from_the_next_round_and_keeps_momentum(three: ThreadedJob) -> None:
-    def work(store: DistStore) -> list[float]:
-        store.set_optimizer("sgd", learning_rate=0.5, momentum=0.5)
-        store.init(["w", "big"], [torch.zeros(1), torch.zeros(20)])
-        seen = []
-        for lr in (None, 0.25, 0.125, None):
-            if lr is not None:
-                store.set_learning_rate(lr)
-            store.push(["w", "big"], [torch.ones(1), torch.ones(20)])
-            assert (value_of(store, "big", 20) == value_of(store, "w", 1)).all()
-            seen.append(value_of(store, "w", 1).item())
-        return seen
-
-    weight, momentum, expected = 0.0, 0.0, []
-    for lr in (0.5, 0.25, 0.125, 0.125):
-        momentum = 0.5 * momentum + 3
-        weight -= lr * momentum
-        expected.append(weight)
-    assert three.run(work) == [expected] * 3
 
 
 @pytest.mark.parametrize("what", ["learning_rate", "rescale_grad"])

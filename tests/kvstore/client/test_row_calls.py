@@ -84,34 +84,6 @@ def test_rows_have_no_weights(played: PlayedTables):
         assert torch.equal(played.store.row_sparse_pull("t", row_ids=[1]), rows_of([1]))
 
 
-def test_duplicates_are_summed_in_the_order_of_positions(played: PlayedTables):
-    ids = [5, 2, 5, 5, 9]
-    played.store.push("t", RowSparse(ids, torch.tensor([1e8, 2, 1, -1e8, 3.0])[:, None].expand(5, WIDTH)))
-    found = played.store.row_sparse_pull("t", row_ids=[2, 5, 9])
-    assert found[:, 0].tolist() == [2, 0, 3], "(1e8 + 1) - 1e8 in float32 is 0"
-
-
-def test_values_of_several_devices_are_summed(played: PlayedTables):
-    played.store.push("t", [RowSparse([1, 2], rows_of([1, 2])), RowSparse([2, 3], rows_of([2, 3]))])
-    found = played.store.row_sparse_pull("t", row_ids=[1, 2, 3])
-    assert torch.equal(found, torch.stack([rows_of(1)[0], 2 * rows_of(2)[0], rows_of(3)[0]]))
-
-
-@pytest.mark.parametrize("ids", [[[1, 2], [2, 1]], [], [4], [9, 9, 9], [[[8], [7]]], list(range(ROWS))])
-def test_row_ids_have_any_shape_and_order(played: PlayedTables, ids: Any):
-    played.store.push("t", RowSparse(range(ROWS), rows_of(range(ROWS))))
-    numbers = torch.tensor(ids, dtype=torch.int64)
-    wanted = rows_of(numbers).view(*numbers.shape, WIDTH)
-    assert torch.equal(played.store.row_sparse_pull("t", row_ids=ids), wanted)
-    dense, sparse = np.zeros((*numbers.shape, WIDTH), np.float32), RowSparse.zeros((ROWS, WIDTH))
-    strided = torch.zeros((*numbers.shape, 2 * WIDTH))[..., ::2]
-    played.store.row_sparse_pull("t", [dense, sparse, strided], row_ids=numbers)
-    assert np.array_equal(dense, wanted.numpy())
-    assert torch.equal(strided, wanted)
-    assert sparse.ids.tolist() == sorted(set(numbers.reshape(-1).tolist()))
-    assert torch.equal(sparse.rows, rows_of(sparse.ids))
-
-
 def test_each_out_may_have_its_own_ids(played: PlayedTables):
     played.store.push("t", RowSparse(range(ROWS), rows_of(range(ROWS))))
     first, second, third = torch.zeros(2, WIDTH), torch.zeros(3, WIDTH), RowSparse.zeros((ROWS, WIDTH))
@@ -133,17 +105,6 @@ def test_pushpull_brings_the_rows_of_the_next_batch_in_the_same_messages(played:
     assert [type(message) for _, message in played.session.asked] == [wire.PushRows] * len(played.session.servers)
     ticket = played.store.pushpull("t", RowSparse([2], rows_of([2])), row_ids=[[2, 1]], wait=False)
     assert torch.equal(ticket.wait(), rows_of([2, 1])[None])
-
-
-def test_pushpull_without_row_ids_brings_the_pushed_rows(played: PlayedTables):
-    ids = [9, 4, 9]
-    out = torch.zeros(3, WIDTH)
-    played.store.pushpull("t", RowSparse(ids, rows_of(ids)), out)
-    assert torch.equal(out, rows_of(ids) * torch.tensor([[2], [1], [2]]))
-    value = RowSparse(ids, rows_of(ids))
-    played.store.pushpull("t", value)
-    assert value.ids.tolist() == [4, 9]
-    assert torch.equal(value.rows, rows_of([4, 9]) * torch.tensor([[1], [2]]))
 
 
 def test_pushpull_of_a_round_brings_all_rows_that_have_changed(played: PlayedTables):

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from played import BARRIER, WINDOW, Answers, Played, acknowledge, ask, client_of, over
+from played import BARRIER, Answers, Played, acknowledge, ask, client_of, over
 
 from kvstore import wire
 from kvstore.errors import DeadlineExceeded, KVStoreError, Mismatch, NodeLost, NotFinite, ServerError, UsageError
 from kvstore.member import client as client_module
 from kvstore.member.client import SLICE_S, Client
-from kvstore.member.outstanding import PendingRequest, Question, Turn, ready
+from kvstore.member.outstanding import Question
 from kvstore.ticket import Operation, WaitLimits
 
 
@@ -67,22 +67,6 @@ def test_what_has_no_answer_is_asked_again_in_order_when_a_link_has_been_made_an
     assert len(transport.asked) == 4 + 2 + 3, "all has been answered"
 
 
-class InTurn(PendingRequest):
-    def message(self, sender: wire.Sender) -> wire.Message:
-        return wire.Barrier(sender, **BARRIER)
-
-
-def test_a_request_made_in_turn_is_asked_again_only_if_it_has_gone():
-    transport, client, a, _ = over(Played())
-    operation = Operation("x", (), client)
-    for _ in range(2):
-        client.submit(operation, ready, [InTurn(a, operation, turn=Turn(WINDOW, 0))])
-    assert [request.seq for _, request in transport.asked] == [1]
-    transport.arrive(a, [])
-    client.poll()
-    assert [request.seq for _, request in transport.asked] == [1, 1]
-
-
 def test_a_failure_is_raised_by_its_name_and_does_not_reach_the_taker():
     client, a, _ = client_of(Played(lambda _, request: [wire.Failure(request.seq, "Mismatch", "not so")]))
     operation = Operation("x", (), client)
@@ -120,23 +104,6 @@ def test_what_makes_no_sense_is_dropped(caplog: pytest.LogCaptureFixture):
     transport.arrive(a, wire.Ack(1))
     transport.arrive(a, wire.Failure(1, "ServerError", "a repeat changes nothing"))
     assert operation.wait() is None
-
-
-def test_an_answer_that_cannot_be_taken_fails_its_ticket_and_no_other():
-    transport, client, a, b = over(Played())
-    bad, good = Operation("x", ["k"], client), Operation("y", (), client)
-
-    def take(_reply: Any) -> None:
-        raise IndexError("no room")
-
-    ask(client, a, bad, take)
-    ask(client, b, good)
-    transport.arrive(a, wire.Ack(1))
-    transport.arrive(b, wire.Ack(2))
-    assert good.wait() is None
-    with pytest.raises(KVStoreError, match="the answer could not be taken: IndexError: no room") as info:
-        bad.wait()
-    assert isinstance(info.value.__cause__, IndexError)
 
 
 def test_whoever_sees_a_ticket_done_sees_its_error():

@@ -163,49 +163,6 @@ def test_an_optimizer_that_cannot_be_made_raises_in_every_worker_with_the_server
         assert str(error) == "ValueError: Invalid learning rate: -1.0"
 
 
-def test_an_update_that_fails_raises_in_every_worker():
-    with ThreadedJob(2, 2, bigarray_bound=4) as cluster:
-
-        def work(store: DistStore) -> Any:
-            store.set_optimizer("sgd", learning_rate=0.1)
-            store.init("w", torch.zeros(8))
-            store.set_learning_rate(0.1 * (store.rank + 1))
-            ticket = store.push("w", torch.ones(8))
-            error = outcome(lambda: ticket.wait(LONG))
-            store.set_learning_rate(0.5)
-            out = torch.zeros(8)
-            store.pushpull("w", torch.ones(8), out)
-            return str(error), out.tolist()
-
-        words = "workers disagree on the learning rate for the same round of 'w': 0.1 on worker 0, 0.2 on worker 1"
-        assert cluster.run(work) == [(words, [-1.0] * 8)] * 2
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_workers_that_give_a_key_different_shapes_both_learn_it(first: int):
-    """Whoever comes first; rank 0, whose init is over by then, at its next call."""
-    with ThreadedJob(2, 1, heartbeat_s=0.05) as cluster:
-        come = threading.Event()
-
-        def work(session: Session) -> Any:
-            store = DistStore(session, timeout=LONG)
-            init = outcome(lambda: store.init("ok", torch.zeros(1)))
-            assert init is None
-            if session.rank != first:
-                assert come.wait(LONG)
-            if session.rank == first == 1:
-                threading.Timer(0.05, come.set).start()
-            error = outcome(lambda: store.init("w", torch.zeros(2 + session.rank)))
-            come.set()
-            while error is None:  # rank 0's call may be over; the next ones are told
-                error = outcome(lambda: store.pull("ok", torch.zeros(1)) and None)
-            return error
-
-        for error in cluster.run_sessions(work):
-            assert isinstance(error, Mismatch)
-            assert "key 'w' is float32[" in str(error)
-
-
 # ---- what only a broken scheduler does
 
 

@@ -13,8 +13,7 @@ from counting import Counting
 
 from kvstore.errors import ConfigError, UnknownName, UsageError
 from kvstore.job.valid_values import ClassReference
-from kvstore.optim.algorithms.layerwise import LARS
-from kvstore.optim.algorithms.tensorwise import MxnetSGD, Signum, eager
+from kvstore.optim.algorithms.tensorwise import Signum
 from kvstore.optim.optimizer import describe
 from kvstore.optim.optimizer_class import COUNT, OptimizerClass, SGDClass, TorchClass, allowed, load, with_own_counts
 from kvstore.optim.updater import Updater
@@ -27,24 +26,9 @@ def test_hyperparameters_are_those_of_the_constructor_that_say_what_to_compute()
     assert {"fused", "foreach", "params", "capturable"}.isdisjoint(TorchClass(torch.optim.Adam).hyperparameters)
 
 
-def test_aliases_are_of_hyperparameters_that_there_are() -> None:
-    assert OptimizerClass(Signum).aliases == {"learning_rate": "lr", "wd": "weight_decay"}
-    assert OptimizerClass(LARS, own_aliases={"lars_eta": "eta", "x": "y"}).aliases["lars_eta"] == "eta"
-    assert "x" not in OptimizerClass(LARS, own_aliases={"x": "y"}).aliases
-
-
 def test_torchs_are_fused_where_torch_can() -> None:
     assert TorchClass(torch.optim.Adam).build(WEIGHT, {"lr": 0.5}).defaults["fused"]
     assert "fused" not in TorchClass(torch.optim.RMSprop).build(WEIGHT, {}).defaults
-
-
-def test_torchs_own_class_is_used_for_torchs_momentum() -> None:
-    sgd = SGDClass(torch.optim.SGD)
-    for style in ({}, {"momentum_style": "torch"}):
-        assert type(sgd.build(WEIGHT, {"momentum": 0.9, **style})) is eager(torch.optim.SGD)
-    built = sgd.build(WEIGHT, {"momentum": 0.9, "nesterov": True, "momentum_style": "mxnet"})
-    assert type(built) is MxnetSGD
-    assert built.defaults["fused"]
 
 
 def test_words_are_checked() -> None:

@@ -18,7 +18,6 @@ from typing import Any
 import called
 import numpy as np
 import pytest
-import torch
 from agent_doubles import Heard
 from launched import ROOT
 from waiting import LONG, until
@@ -129,16 +128,6 @@ def test_large_values_come_back_whole_and_are_nobody_elses() -> None:
 
 
 @pytest.mark.usefixtures("haste")
-def test_tensors_are_not_shared() -> None:
-    tensors = {"w": torch.ones(1000), "half": torch.ones(3, dtype=torch.bfloat16)}
-    (result,) = launcher.run(called.double_all, (tensors,))
-    for name, tensor in tensors.items():
-        assert torch.equal(tensor, torch.ones_like(tensor))
-        assert not tensor.is_shared()
-        assert torch.equal(result[name], 2 * tensor)
-
-
-@pytest.mark.usefixtures("haste")
 def test_a_job_inside_a_job() -> None:
     results = launcher.run(called.nest, (2,), num_workers=2, num_servers=1)
     assert results == [(rank, [(0, (rank,), {}), (1, (rank,), {})]) for rank in (0, 1)]
@@ -167,20 +156,6 @@ def test_who_raised_first_is_at_fault_not_who_exited_first(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("haste")
 @pytest.mark.parametrize(
-    ("function", "how"),
-    [
-        (called.fail_oddly, "worker 0 raised called.Odd: moths in cupboard"),
-        (called.fail_locally, "worker 0 raised called.fail_locally.<locals>.Local: here"),
-    ],
-)
-def test_exceptions_that_cannot_travel(function: Any, how: str) -> None:
-    with pytest.raises(WorkerFailed) as caught:
-        launcher.run(function)
-    assert str(caught.value).startswith(f"{how}\n\nTraceback (most recent call last):\n")
-
-
-@pytest.mark.usefixtures("haste")
-@pytest.mark.parametrize(
     ("function", "argument", "how"),
     [
         (called.leave, 7, "exited with code 7"),
@@ -196,51 +171,12 @@ def test_a_worker_that_dies(function: Any, argument: Any, how: str) -> None:
     assert str(caught.value) == f"worker 0 {how}"
 
 
-@pytest.mark.usefixtures("haste")
-def test_leaving_with_success_is_no_failure() -> None:
-    assert launcher.run(called.leave, (0,)) == [None]
-
-
 def test_a_server_that_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = str(tmp_path / "pid")
     called.in_haste(monkeypatch.setattr, SHOWS_PID)
     with pytest.raises(WorkerFailed) as caught:
         launcher.run(called.kill_server, (file,), env_server={"PID_FILE": file})
     assert (caught.value.process, caught.value.how) == ("server 0", "was killed by SIGKILL")
-
-
-def nested() -> Any:
-    return lambda: 0
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        ((called.echo, (1, {"a": [2, threading.Lock()]})), r"cannot hand args\[1\]\['a'\]\[1\] to the workers"),
-        (
-            (called.echo, (), {"x": threading.Lock()}),
-            r"cannot hand kwargs\['x'\] to the workers \(TypeError: cannot pickle",
-        ),
-    ],
-)
-@pytest.mark.usefixtures("haste")
-def test_what_cannot_be_handed_over(call: Any, message: str) -> None:
-    with pytest.raises(LaunchError, match=message):
-        launcher.run(*call)
-
-
-@pytest.mark.usefixtures("haste")
-def test_a_result_that_cannot_be_pickled() -> None:
-    with pytest.raises(
-        WorkerFailed, match=r"worker 0 returned a dict that cannot be pickled: result\['threads'\]\[0\]"
-    ):
-        launcher.run(called.lock)
-
-
-@pytest.mark.usefixtures("haste")
-def test_a_result_that_cannot_be_loaded() -> None:
-    with pytest.raises(WorkerFailed, match="worker 0 returned what cannot be loaded here: ImportError: no such module"):
-        launcher.run(called.shy)
 
 
 def test_senseless_calls() -> None:

@@ -22,7 +22,6 @@ from waiting import LONG, PROMPT, until
 
 from launcher.kinds.registry import KINDS
 from launcher.launch import main
-from launcher.output.display import DEPRECATED
 
 # ---- jobs that run: commands, environments, output
 
@@ -400,42 +399,12 @@ def test_a_full_disk_neither_ends_nor_hangs_a_job(start: Start, tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_live_on_a_terminal(start: Start, tmp_path: Path) -> None:
-    """One line for each process, and those of worker 1 above; the failure is last."""
-    code = (
-        "import os, sys, time\n"
-        "rank = int(os.environ['DMLC_TASK_ID'])\n"
-        "print('step 1'); print('step 2', file=sys.stderr)\n"
-        "while rank and not os.path.exists('go'): time.sleep(0.01)\n"
-        "sys.exit(3 * rank)\n"
-    )
-    with screen.terminal() as (ours, theirs):
-        words = ("-n", "2", "-s", "1", "--live", "--show", "1", "--log-dir", "logs", "python", "-S", "-c", code)
-        launched = start(*words, env={"TERM": "xterm"}, stdout=theirs, stderr=theirs)
-        os.close(theirs)
-        received = b""
-        while not re.search(rb"worker 1.*running.*step", received):
-            received += os.read(ours, 1 << 16)
-        (tmp_path / "go").touch()
-        assert launched.wait() == 3
-        while b"worker 1 exited with code 3" not in received:
-            received += os.read(ours, 1 << 16)
-    lines = [re.sub("  +", "  ", line.rstrip()) for line in screen.seen(received.decode())]
-    above = lines.index("process  state  for  silent  last line")
-    assert lines[:2] == [f"launch.py: warning: {DEPRECATED}", "launch.py: starting 2 workers, 1 server on this machine"]
-    assert sorted(lines[2:above]) == ["[worker 1] step 1", "[worker 1] step 2"]
-    assert re.fullmatch(r"worker 1  failed  \S+  exited with code 3; step [12]", lines[above + 1])
-    assert lines[-2:] == ["launch.py: worker 1 exited with code 3; the last that it printed: step 2", ""]
-    assert "\x1b[33m[worker 1]\x1b[0m step 1" in received.decode().replace("\x1b[0;33m", "\x1b[33m")
-    assert (tmp_path / "logs" / "worker-0.log").read_text().count("step") == 2
-
-
-@pytest.mark.long
 def test_without_a_terminal_there_are_plain_lines(start: Start) -> None:
-    launched = start("-n", "2", "--live", "--log-dir", "logs", "printf '1%%\\r2%%\\n'; echo done")
+    launched = start("-n", "2", "--live", "printf '1%%\\r2%%\\n'; echo done")
     assert launched.wait() == 0
     assert launched.lines == sorted([f"[worker {n}] {text}" for n in (0, 1) for text in ("1%", "2%", "done")])
-    assert launched.err == f"launch.py: warning: {DEPRECATED}\n"
+    assert launched.err.startswith("launch.py: warning: --live does nothing any more, and will be an error in the next")
+    assert "kvstore-status --watch" in launched.err
 
 
 @pytest.mark.parametrize(
@@ -443,10 +412,6 @@ def test_without_a_terminal_there_are_plain_lines(start: Start) -> None:
     [
         (("--show", "2"), "--show 2: there is no worker 2; the workers' ranks are 0 to 1"),
         (("--show", "0-"), "argument --show: '0-' is not a rank; valid: all, none, or ranks of workers such as 0,"),
-        (
-            ("--live",),
-            "--live shows the last line of each process; say where the others go: into files, with --log-dir",
-        ),
         (("--log-size", "16"), "argument --log-size: '16' is not a size from 64k on; valid: such as 500k, 16m or 1g"),
         (("--log-dir", "/dev/null"), "--log-dir /dev/null: cannot make this directory: Not a directory"),
     ],

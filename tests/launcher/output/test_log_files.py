@@ -176,15 +176,6 @@ def test_colors_stay_and_movements_go() -> None:
     assert line.draw() == DRAWN % b"\x1b[1;31mred\x1b[0m"
 
 
-def test_several_lines_are_erased_together() -> None:
-    line = StatusLine()
-    line.set("a", b"1\n2\n3")
-    assert line.draw() == DRAWN % b"1\n2\n3"
-    line.set("a", b"4")
-    assert line.draw() == b"\r\x1b[2A\x1b[J" + DRAWN % b"4"
-    assert line.make_room() == ERASE
-
-
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, int]]:
     read, write = os.pipe()

@@ -254,36 +254,6 @@ def test_step_counts_stay_their_own(pair: ThreadedJob) -> None:
     assert pair.run(work) == [2, 4]
 
 
-# ---- learning
-
-
-@pytest.mark.parametrize("how", [{"sync_every": 8}, {"sync_every": 4, "momentum": "average", "warmup_steps": 5}])
-def test_a_regression_is_solved(cluster: ThreadedJob, how: dict[str, Any]) -> None:
-    """No worker has data enough: each sees two of six features only."""
-    truth = torch.arange(6.0)
-    draws = torch.Generator().manual_seed(3)
-    data = torch.randn(240, 6, generator=draws)
-
-    def work(store: DistStore) -> torch.Tensor:
-        mine = data.clone()
-        if store.num_workers == 3:
-            mine *= torch.arange(6) // 2 == store.rank
-        model = nn.Linear(6, 1, bias=False)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-        averaging = PeriodicAveraging(model, optimizer, store, **how)
-        for step in range(240):
-            part = mine[torch.arange(step * 24, step * 24 + 24) % 240]
-            optimizer.zero_grad()
-            nn.functional.mse_loss(model(part).squeeze(1), part @ truth).backward()
-            averaging.step()
-        averaging.finish()
-        return model.weight.detach()[0]
-
-    results = cluster.run(work)
-    assert all(torch.equal(weights, results[0]) for weights in results)
-    torch.testing.assert_close(results[0], truth, rtol=0, atol=0.05)
-
-
 # ---- errors
 
 
@@ -539,18 +509,6 @@ def test_buffers_have_their_turn(pair: ThreadedJob) -> None:
         return [buffer.tolist() for buffer in norm.buffers()]
 
     assert pair.run(work) == [[[2.5, 2.5], [1.5, 1.5], rank] for rank in range(2)]
-
-
-def test_rank_zeros_weights_count(cluster: ThreadedJob) -> None:
-    models = [network(rank) for rank in range(cluster.workers)]
-    first = network(0)
-
-    def work(store: DistStore) -> None:
-        PartialSync(models[store.rank], torch.optim.Adam(models[store.rank].parameters()), store, 50)
-
-    cluster.run(work)
-    for model in models:
-        same(model, first, atol=0)
 
 
 @pytest.mark.parametrize("chunk_bytes", [0, 7, -1, 8.0, True, "1 MB", None, 2**63])
