@@ -84,6 +84,8 @@ class Shard:
         self.times = ArrivalTimes(num_workers)
         self._stores = ServedStores(rank, range(num_workers), memory, self.times)
         self._stores.elastic = min_workers > 0
+        # A worker may be let in before the news comes that the process before it has died.
+        self._stores.admits = lambda rank, incarnation: self._hear_no_more({rank: incarnation - 1})
         self._stores.record(recorder)
         self.ledger: Ledger[wire.Reply | wire.Pull | wire.PullRows] = Ledger()
         self.checkpoints = CheckpointRequests(rank, self._stores)
@@ -160,12 +162,15 @@ class Shard:
 
         ``came`` are those that have been started again, with their incarnations: they are heard from now on.
         """
-        for node in self._speakers.lose(lost):
-            self._reply_links.forget(node)
+        self._hear_no_more(lost)
         self._speakers.hear(came)
         outbox = self._note(self._stores.depart(workers, lost, came))
         early, self._early = self._early, deque(maxlen=MOST_EARLY)
         return outbox + [answer for peer, message in early for answer in self.handle(peer, message)]
+
+    def _hear_no_more(self, lost: Mapping[int, int]) -> None:
+        for node in self._speakers.lose(lost):
+            self._reply_links.forget(node)
 
     def due(self) -> float | None:
         """Return when ``tick`` has something to do; None if nothing waits for the time."""
@@ -195,7 +200,8 @@ class Shard:
             self._note(self._stores.follow(message))
         elif isinstance(message, wire.Push | wire.PushRows):
             self._apply_push(message)
-        elif self.ledger.admit(message) is Verdict.NEW:
+        elif self.ledger.admit(message) is Verdict.NEW or isinstance(message, wire.Admit):
+            # A capture has what workers were let into by stores, not in the order in which one sponsor has sent it.
             try:
                 self._note(self._stores.serve(NOWHERE, message))
             except UsageError as exc:

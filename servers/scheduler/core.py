@@ -368,7 +368,8 @@ class Scheduler:
         if not self.members.happens(member, MemberEvent.LEAVES):
             return []
         if member.role == "worker":
-            self._departures.add(member.rank, self._now)
+            if member.rank not in self._departures.lost:  # else nobody has waited for it since it was started again
+                self._departures.add(member.rank, self._now)
             self._released += self._newcomers.leave(member.rank)
         if self.members.restarts(member.role):
             how = "has left" if message.error is None else f"failed: {message.error}"
@@ -388,7 +389,7 @@ class Scheduler:
             return []
         done = self.members.all_gone("worker")
         ranks = self._departures.due(self._now, all_gone=done)
-        if not ranks:
+        if not ranks and done == self._rosters.over:
             return []
         self._announce(over=done)
         return self._stores.depart(ranks)

@@ -49,6 +49,8 @@ class Newcomers:
 
     def leave(self, rank: int) -> list[Answer]:
         """Worker ``rank`` has left in order: another one lets those in that have waited for it."""
+        self._waiting.pop(rank, None)
+        self._sponsors.pop(rank, None)
         waiting = [newcomer for newcomer, sponsor in self._sponsors.items() if sponsor == rank]
         return [answer for newcomer in waiting for answer in self._ask(newcomer)]
 

@@ -47,6 +47,7 @@ class ServedStores:
         self._losses: Mapping[int, int] = {}  # by rank, the incarnation that was lost last
         self._came: Mapping[int, int] = {}  # by rank, the incarnation that was started last, of those started again
         self._admitted: dict[int, int] = {}  # by rank, the incarnation that another worker has let in
+        self.admits: Callable[[int, int], object] = lambda *_: None  # called before one is let in
 
     def due(self) -> float | None:
         """Return when ``tick`` has something to do; None if nothing waits for the time."""
@@ -105,6 +106,7 @@ class ServedStores:
         rank, incarnation = message.rank, message.incarnation
         served = self.require(message.store)
         self._admitted[rank] = max(incarnation, self._admitted.get(rank, 1))
+        self.admits(rank, incarnation)
         if rank in self._lost or self._admitted[rank] > incarnation:
             return []  # it is lost again
         self._openers.lose(self._lost)

@@ -253,11 +253,9 @@ class Rounds(Generic[T]):
         others, number = self._workers - self._left - self._lost, self.version + 1
         while others and number <= clock:
             lacking = others.difference(self._open[number].ranks if number in self._open else ())
-            missing.update(
-                (rank, number)
-                for rank in lacking
-                if self._coming.get(rank, 0) < number <= self._paused.get(rank, number)
-            )
+            if self._coming:  # one that is in later rounds only may lack one of those
+                lacking = lacking.difference(rank for rank, last in self._coming.items() if number <= last)
+            missing.update((rank, number) for rank in lacking if number <= self._paused.get(rank, number))
             others, number = others - lacking, number + 1
         return missing
 

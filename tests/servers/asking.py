@@ -178,12 +178,13 @@ class Desk:
         values: dict[int, torch.Tensor] | None = None,
         aggregated: Sequence[Sequence[int]] = (),
         recorder: Recorder | None = None,
+        min_workers: int = 0,
         **rule: Any,
     ) -> None:
-        self.shard = Shard(0, workers, aggregated=aggregated, recorder=recorder)
+        self.shard = Shard(0, workers, aggregated=aggregated, recorder=recorder, min_workers=min_workers)
         self.workers = [Worker(rank) for rank in range(workers)]
         self.aggregators = [Worker(rank, role="aggregator") for rank in range(len(aggregated))]
-        self._names = {member.peer: member.name for member in self.workers + self.aggregators}
+        self.names = {member.peer: member.name for member in self.workers + self.aggregators}
         for worker in self.workers:
             assert self.reply(worker, worker.open(mode, **rule)) == wire.Ack(worker.seq)
         if values is not None:
@@ -203,8 +204,8 @@ class Desk:
     def named(self, outbox: list[tuple[bytes, wire.Message]]) -> dict[tuple[int | str, int], Any]:
         replies: dict[tuple[int | str, int], Any] = {}
         for peer, reply in outbox:
-            assert (self._names[peer], reply.seq) not in replies, "answered twice"
-            replies[self._names[peer], reply.seq] = sent(reply)
+            assert (self.names[peer], reply.seq) not in replies, "answered twice"
+            replies[self.names[peer], reply.seq] = sent(reply)
         return replies
 
     def reply(self, worker: Worker, message: wire.Message) -> Any:

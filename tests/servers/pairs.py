@@ -78,7 +78,7 @@ class Pair(Desk):
     def __init__(self, workers: int = 2, *args: Any, shares: bool = False, **how: Any) -> None:
         self.records = Records(shares)
         self.applied = 0
-        self.standby = Shard(0, workers, aggregated=how.get("aggregated", ()))
+        self.standby = Shard(0, workers, aggregated=how.get("aggregated", ()), min_workers=how.get("min_workers", 0))
         super().__init__(workers, *args, recorder=self.records, **how)
 
     def catch_up(self, number: int | None = None) -> None:

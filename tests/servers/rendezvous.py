@@ -162,3 +162,13 @@ class Job:
         everyone = self.everyone + self.gone
         links = {m.peer: m for m in everyone} | {m.beats: m for m in everyone}
         return [(links.get(peer, peer), sent(message)) for peer, message in outbox]
+
+
+class Sparing(Job):
+    """A job that goes on without workers that die as long as ``least`` are left."""
+
+    def __init__(self, workers: int = 3, servers: int = 1, least: int = 1, farewell_s: float = 0.0, **how: Any) -> None:
+        super().__init__(workers, servers, farewell_s, min_workers=least, **how)
+
+    def lose(self, rank: int, how: str = "was killed by SIGKILL") -> list[tuple[Any, Any]]:
+        return self.handle(b"launcher", wire.Lost("worker", rank, how))

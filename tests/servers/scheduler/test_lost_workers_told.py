@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from asking import Door, sent, text_of
-from rendezvous import LIMIT, Job, Member
+from rendezvous import LIMIT, Job, Member, Sparing
 
 from kvstore import wire
 from servers.scheduler import Scheduler
@@ -23,16 +23,6 @@ from servers.scheduler.logged import (
 )
 from servers.scheduler.members import MemberState
 from servers.scheduler.stores import Barriers, Stores
-
-
-class Sparing(Job):
-    """A job that goes on without workers that die as long as ``least`` are left."""
-
-    def __init__(self, workers: int = 3, servers: int = 1, least: int = 1, farewell_s: float = 0.0, **how: Any) -> None:
-        super().__init__(workers, servers, farewell_s, min_workers=least, **how)
-
-    def lose(self, rank: int, how: str = "was killed by SIGKILL") -> list[tuple[Any, Any]]:
-        return self.handle(b"launcher", wire.Lost("worker", rank, how))
 
 
 def rosters(told: list[tuple[Any, Any]]) -> list[tuple[Any, list[int], list[int]]]:
