@@ -236,7 +236,8 @@ def _told(message: wire.Entered) -> dict[int, _Passed]:
     pairs = zip(message.ids, message.clocks, strict=True)
     stores = zip(message.stores, message.barriers, message.joins, message.counts, strict=True)
     return {
-        store: _Passed(barriers, joins, dict(itertools.islice(pairs, count))) for store, barriers, joins, count in stores
+        store: _Passed(barriers, joins, dict(itertools.islice(pairs, count)))
+        for store, barriers, joins, count in stores
     }
 
 

@@ -30,7 +30,7 @@ from servers.store.array_updates import Update, Updates, contribute, payload_of,
 from servers.store.bucket import Bucket, Contribution
 from servers.store.buckets import Buckets
 from servers.store.capture import Captures
-from servers.store.first_sums import FirstSums
+from servers.store.first_sums import MOST_ROUNDS, FirstSums
 from servers.store.grace import Grace
 from servers.store.hyperparameters import UpdateHyperparameters, compressions
 from servers.store.lateness import ArrivalTimes
@@ -150,7 +150,9 @@ class ServedStore:
                 ]
         for number, clock in zip(message.ids, message.clocks, strict=True):
             target = self.buckets.target(number)
-            if target.rounds.version != clock:
+            # Beyond the first rounds it is no sum from before training: this worker would follow the others' sums, and
+            # nobody would count what it pushes.
+            if target.rounds.version > clock or clock > MOST_ROUNDS:
                 raise UsageError(
                     f"{message.node} was started again, and repeats sum {clock} of "
                     f"{target.segments.keys[target.places[number]]!r}, of which the others have made "
