@@ -493,8 +493,11 @@ def test_a_sum_before_training_that_it_repeats_is_the_one_that_the_others_have_h
     assert isinstance(late, wire.Values)
     assert bytes(b"".join(late.buffers)) == bytes(memoryview(floats(6).numpy()).cast("B"))
     push(desk, 2, w0, w1)
-    said = text_of(desk.reply(again, again.push({1: floats(9)}, 1, want=True)), "UsageError")
-    assert "repeats sum 1 of 'k1'. The others have made 2 of it" in said
+    first = desk.reply(again, again.push({1: floats(9)}, 1, want=True))
+    assert isinstance(first, wire.Values), "the first ones are kept"
+    assert bytes(b"".join(first.buffers)) == bytes(memoryview(floats(6).numpy()).cast("B"))
+    said = text_of(desk.reply(again, again.push({1: floats(9)}, 17, want=True)), "UsageError")
+    assert "repeats sum 17 of 'k1', of which the others have made 2" in said
 
 
 def test_the_lowest_rank_that_is_in_sets_optimizers() -> None:
