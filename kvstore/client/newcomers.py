@@ -16,7 +16,7 @@ import itertools
 import json
 import logging
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -30,8 +30,9 @@ from kvstore.client.optimizing import Optimizing
 from kvstore.client.publishing import Publishing
 from kvstore.client.push_pull import Pushes
 from kvstore.client.requests import Joining, Requests, WorkerBarriers
-from kvstore.errors import UsageError
+from kvstore.errors import KVStoreError, UsageError, WireError
 from kvstore.member.session import Session
+from kvstore.spec import ITEMSIZE
 from kvstore.values import to_buffer
 from kvstore.values.any_arrays import Column
 
@@ -254,15 +255,24 @@ def _encoded(state: Any) -> str:
     return json.dumps([text, arrays])
 
 
-def _decoded(text: str) -> Any:
-    state, arrays = json.loads(text)
-    tensors = {
-        name: torch.frombuffer(bytearray(base64.b64decode(data)), dtype=getattr(torch, dtype)).reshape(shape)
-        if data
-        else torch.empty(shape, dtype=getattr(torch, dtype))
-        for name, (dtype, shape, data) in arrays.items()
-    }
-    return unpacked(tensors, state)
+def _decoded(text: str) -> Mapping[str, Any]:
+    """Return what ``_described`` has said at another worker. ``WireError`` says that it is damaged."""
+    try:
+        state, arrays = json.loads(text)
+        tensors = {name: _tensor(*described) for name, described in arrays.items()}
+        decoded = unpacked(tensors, state)
+        if decoded.keys() != {"stores", "attached", "checkpoints"}:
+            raise ValueError(f"it has {sorted(decoded)}")
+    except (ArithmeticError, AttributeError, KVStoreError, LookupError, RuntimeError, TypeError, ValueError) as exc:
+        raise WireError(f"what the worker says that lets this one in is damaged: {exc}") from None
+    return cast(Mapping[str, Any], decoded)
+
+
+def _tensor(dtype: str, shape: list[int], data: str) -> torch.Tensor:
+    if dtype not in ITEMSIZE:
+        raise ValueError(f"{dtype!r:.40} is no dtype")
+    values = np.frombuffer(base64.b64decode(data, validate=True), np.uint8)
+    return torch.from_numpy(values.copy()).view(getattr(torch, dtype)).reshape(shape)
 
 
 _OF: WeakKeyDictionary[Session, Newcomers] = WeakKeyDictionary()
