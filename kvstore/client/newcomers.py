@@ -271,8 +271,10 @@ def _decoded(text: str) -> Mapping[str, Any]:
 def _tensor(dtype: str, shape: list[int], data: str) -> torch.Tensor:
     if dtype not in ITEMSIZE:
         raise ValueError(f"{dtype!r:.40} is no dtype")
-    values = np.frombuffer(base64.b64decode(data, validate=True), np.uint8)
-    return torch.from_numpy(values.copy()).view(getattr(torch, dtype)).reshape(shape)
+    kind = getattr(torch, dtype)
+    if not data:
+        return torch.empty(shape, dtype=kind, device="cpu")
+    return torch.frombuffer(bytearray(base64.b64decode(data, validate=True)), dtype=kind).reshape(shape)
 
 
 _OF: WeakKeyDictionary[Session, Newcomers] = WeakKeyDictionary()
