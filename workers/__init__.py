@@ -42,7 +42,7 @@ from workers.fitting.fit import fit
 from workers.group import RankAndDevice, init, is_initialized, local_rank, local_size, rank, shutdown, size
 from workers.joining import join
 from workers.reducer import Reducer
-from workers.samplers import SplitBatchSampler, SplitSampler
+from workers.samplers import ElasticSampler, SplitBatchSampler, SplitSampler
 from workers.trainer import Trainer
 
 __all__ = [
@@ -52,6 +52,7 @@ __all__ = [
     "DiLoCo",
     "DistOpt",
     "DistributedOptimizer",
+    "ElasticSampler",
     "Embedding",
     "EmbeddingBag",
     "PartialSync",

@@ -13,17 +13,19 @@ number of samples used) is enough to resume a run to the bit.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from torch.utils.data import BatchSampler, Sampler
 
-from kvstore import Mismatch, UnknownName, UsageError
+from kvstore import KVStore, Mismatch, UnknownName, UsageError
 from workers.common.checks import at_least
 from workers.common.read_ahead import waiting
 from workers.common.torch_internals import has_ended, held_batches, index_sampler, keeps_order, loader_on_stack
+from workers.joining import Joinable, join
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 LAST_BATCH = ("keep", "discard", "rollover")
@@ -347,3 +349,90 @@ class SplitBatchSampler(_Split[list[int]]):
             epoch -= 1
             carried = [*self._samples(epoch), *carried]
         return carried[len(carried) - wanted :]
+
+
+class ElasticSampler(Sampler[int]):
+    """Samples that workers take from one another's epoch as they are ready; for ``DataLoader(..., sampler=...)``.
+
+        sampler = ElasticSampler(dataset, store)
+        loader = DataLoader(dataset, 32, sampler=sampler)
+        for epoch in range(epochs):
+            sampler.set_epoch(epoch)
+            for images, labels in sampler.passes(loader, trainer):
+                ...
+                trainer.step()
+
+    Nobody owns a part: each worker asks for the next batch's samples when its loader wants them. So a worker that comes
+    later takes part at once, and in asynchronous stores one that is twice as fast uses twice as many. What a worker
+    that dies has taken and not used goes to others. Each sample of an epoch is used once, but for those of the step in
+    which a worker died, which may be used twice. Workers may have different numbers of batches, and call ``join`` at
+    the end, as ``passes`` does; so the weights must be on the servers. ``fit`` takes loaders with this sampler. The
+    division differs from run to run, and an epoch that is resumed from a checkpoint begins again.
+
+    Args:
+        length: the number of samples, or an object with that length, such as the data set; the same on all workers.
+        store: which the workers share.
+        shuffle: use another order in each epoch.
+        seed: the seed of the order, the same on all workers.
+        name: of the data set, if there are several of these samplers.
+
+    Raises:
+        UsageError: a number is out of range.
+    """
+
+    def __init__(
+        self, length: int | Sized, store: KVStore, *, shuffle: bool = True, seed: int = 0, name: str = "train"
+    ) -> None:
+        self._length = at_least("length", len(length) if isinstance(length, Sized) else length, 1)
+        self._store, self._shuffle, self._name = store, bool(shuffle), name
+        self._seed = at_least("seed", seed, 0, 2**64 - 1)
+        self.epoch = 0
+        self._passes = self._used = self._taken = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to ``epoch``. If it is already under way, nothing changes."""
+        if at_least("epoch", epoch, 0) != self.epoch:
+            self.epoch, self._passes, self._used, self._taken = epoch, 0, 0, 0
+
+    def passes(self, batches: Iterable[T], *joined: Joinable) -> Iterator[T]:
+        """Yield the batches of an epoch, and call ``workers.join`` on ``joined``; again, if samples have come back."""
+        while True:
+            yield from batches
+            join(*joined)
+            if self.is_over():
+                return
+
+    def is_over(self) -> bool:
+        """Return whether the epoch is over; after each ``join``, on all workers. If not, iterate and join again."""
+        self._passes += 1
+        self._used = self._taken
+        share = self._store.take_share(
+            self._length, 0, data=self._name, epoch=self.epoch, used=self._used, passes=self._passes
+        )
+        return share.over
+
+    def __len__(self) -> int:
+        """An equal worker's part: how many it will be nobody knows."""
+        return -(-self._length // self._store.num_workers)
+
+    def __iter__(self) -> Iterator[int]:
+        order = np.arange(self._length)
+        if self._shuffle:
+            order = np.random.default_rng([self._seed, self.epoch]).permutation(order)
+        loader = loader_on_stack()
+        size, _ = _batch_of(loader, self) or (None, False)
+        held = held_batches(loader)
+        before = self._taken
+        while True:
+            if size is not None and held is not None:
+                # Called for the next batch: the program is done with what it was given. A loader with processes reads
+                # ahead, and calls while it gives a batch, which is not among those that it holds any more.
+                done = -(-(self._taken - before) // size) - len(held) - (held != ())
+                self._used = max(self._used, before + min(self._taken - before, max(0, done) * size))
+            start, stop, _ = self._store.take_share(
+                self._length, size or 1, data=self._name, epoch=self.epoch, used=self._used
+            )
+            if start == stop:
+                return
+            self._taken += stop - start
+            yield from order[start:stop].tolist()

@@ -41,6 +41,7 @@ from kvstore.rows.saving import OpenSaves, load_table, save_table
 from kvstore.rows.sums import Rows
 from kvstore.rows.table_files import FrozenState
 from kvstore.rule import Rule
+from kvstore.shares import Share
 from kvstore.spec import Key, as_shape, check_key
 from kvstore.store.arguments import requests_of
 from kvstore.store.base import KVStore, ReservedJoin, TableChanges
@@ -485,6 +486,12 @@ class DistStore(KVStore):
         if self._newcomers is not None:
             self._check()
             self._newcomers.boundary(self._part, self._checkpoints)
+
+    def take_share(
+        self, size: int, most: int, *, data: str = "train", epoch: int = 0, used: int = 0, passes: int = 0
+    ) -> Share:
+        self._check()
+        return self._requests.take_share(data=data, epoch=epoch, size=size, most=most, used=used, passes=passes)
 
     @property
     def min_workers(self) -> int:

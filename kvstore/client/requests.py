@@ -24,6 +24,7 @@ from kvstore.member.session import Session
 from kvstore.optim.optimizer import Optimizer
 from kvstore.optim.states import SegmentState, StateTensors, pack_states, unpack_states
 from kvstore.rule import Rule
+from kvstore.shares import Share
 from kvstore.spec import Key, Spec
 from kvstore.table import TableSpec
 from kvstore.ticket import Operation, WaitLimits
@@ -164,6 +165,10 @@ class Requests:
         operation = self.operation("set_optimizer")
         questions = [_Last(peer, operation, wire.SetOptimizer, fields, effect) for peer in self.session.servers]
         self._client.exchange(operation, ready, questions)
+
+    def take_share(self, **asked: Any) -> Share:
+        taken = self.one(self.session.scheduler, "taking samples", (), wire.TakeShare, **asked)
+        return Share(taken.first, taken.end, taken.over)
 
     def optimizer(self) -> str | None:
         reply: wire.OptimizerStates = self.one(

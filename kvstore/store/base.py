@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from kvstore.dynamo import outside_graphs
 from kvstore.errors import UnknownName, Unsupported, UsageError
+from kvstore.shares import Share, Shares
 from kvstore.spec import Key, as_shape, shorten
 from kvstore.store.arguments import RowRequests, group, one_kind, requests_of
 from kvstore.store.registry import register
@@ -79,6 +80,7 @@ class KVStore:
     def __init__(self, name: str = "") -> None:
         self._name = name or type(self).__name__.lower()
         self._kind: type | None = None
+        self._shares = Shares()
 
     # ---- arrays
 
@@ -695,6 +697,36 @@ class KVStore:
             NodeLost: the others have ended.
             DeadlineExceeded: nobody has let this worker in.
         """
+
+    def take_share(
+        self, size: int, most: int, *, data: str = "train", epoch: int = 0, used: int = 0, passes: int = 0
+    ) -> Share:
+        """Take the next samples of an epoch, which no other worker gets.
+
+            while True:
+                share = store.take_share(len(order), 64, epoch=epoch, used=used)
+                if share.start == share.stop:
+                    break
+                ...  # train on order[share.start : share.stop]
+                used += share.stop - share.start
+
+        Whoever is ready takes the next ones, so fast workers use more, and what a worker that dies has taken and not used
+        is given to others. ``workers.ElasticSampler`` does this for a ``DataLoader``, and says what to do at an epoch's
+        end.
+
+        Args:
+            size: how many samples an epoch has; the same on all workers.
+            most: how many to take. 0 asks whether the epoch is over, after ``join``: then ``over`` of the result is the
+                same on all workers, and False if samples have come back from a worker that died.
+            data: the name of the data set.
+            epoch: its number. A worker that has begun a later one has used all that it took of earlier ones.
+            used: how many samples of the epoch this worker has used, of all that it has taken.
+            passes: with ``most=0``, how often this worker has called ``join`` in this epoch.
+
+        Raises:
+            Mismatch: another worker has said another ``size``.
+        """
+        return self._shares.take(0, data, epoch, size, most, used, passes)
 
     @property
     def min_workers(self) -> int:

@@ -93,11 +93,13 @@ from kvstore.wire.members import (
     ProcessAlive,
     Ready,
     Roster,
+    ShareTaken,
     Standing,
     StillStuck,
     Stop,
     StoreOpened,
     Stuck,
+    TakeShare,
     View,
     Welcome,
 )

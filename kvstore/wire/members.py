@@ -233,6 +233,27 @@ class Admitted(Request):
         require_counted(self.counts, self.ids)
 
 
+@message(62)
+class TakeShare(Request):
+    """Give me up to ``most`` samples of an epoch of ``data``, or say whether it is over; see ``kvstore.shares``."""
+
+    data: Annotated[str, f.text(256)]
+    epoch: f.Seq
+    size: f.Seq
+    most: f.Seq
+    used: f.Seq
+    passes: f.Seq
+
+
+@message(63)
+class ShareTaken(Reply):
+    """Samples ``first`` to ``end`` are yours; see ``kvstore.shares``."""
+
+    first: f.Seq
+    end: f.Seq
+    over: Annotated[bool, f.flag]
+
+
 @message(19)
 class Census(Request):
     """How many members are lost?"""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence, Set
 from kvstore import wire
 from kvstore.errors import NodeLost, UsageError, WireError
 from kvstore.job.contract import member_name
+from kvstore.shares import Shares
 from kvstore.transport.transport import Admission
 from servers.requests.reasons import Reason
 from servers.requests.repeats import Ledger, Verdict
@@ -172,6 +173,7 @@ class Scheduler:
             min_workers,
             self._go_on_without,
         )
+        self._shares = Shares()
         self._newcomers = Newcomers(self.members, self._departures, self._send)
         self._released: list[Answer] = []  # to members that have waited for one that is lost
         self._heartbeats = Heartbeats(
@@ -397,6 +399,7 @@ class Scheduler:
     def _go_on_without(self, member: JobMember) -> None:
         """Tell servers and aggregators of a worker that is lost, and answer those that have waited for it alone."""
         self._departures.lose(member.rank, member.incarnation)
+        self._shares.lose(member.rank)  # before anybody goes on without it, and asks whether its samples are left
         self._announce(over=self.members.all_gone("worker"))
         self._released += self._stores.lose(member.rank)
         for newcomer in self._newcomers.lose(member.rank):
@@ -435,6 +438,10 @@ class Scheduler:
         self._failure.check()
         if member.role == "worker" and member.state is MemberState.LOST:  # nobody counts on what it does
             raise NodeLost(f"{member.node} was given up, and the job goes on without it")
+        if isinstance(message, wire.TakeShare):
+            asked = message.data, message.epoch, message.size, message.most, message.used, message.passes
+            share = self._shares.take(member.rank, *asked)
+            return [Answer(peer, message, wire.ShareTaken(message.seq, *share))]
         if isinstance(message, wire.Enter):
             return self._newcomers.enter(peer, message)
         if isinstance(message, wire.Admitted):

@@ -22,6 +22,7 @@ import msgpack
 
 from kvstore import wire
 from kvstore.errors import KVStoreError, WireError
+from kvstore.shares import KEPT
 from kvstore.transport.transport import Admission
 from servers.requests.replies import Outbox
 from servers.scheduler.core import Scheduler
@@ -38,6 +39,7 @@ REQUESTS = (
     wire.Pause,
     wire.Enter,
     wire.Admitted,
+    wire.TakeShare,
 )  # of members, that change anything
 _FORMER = b"former "  # begins the names of links that were there before a replay
 
@@ -179,7 +181,7 @@ def sender_of(record: Record | None) -> wire.Sender | None:
 class LiveRecords:
     """The records of one log that a successor still needs, as bytes, so that the log of a long job stays short.
 
-    All are needed but the records of barriers that are over: all workers have come to such a barrier, and each has said
+    All are needed but those of samples of earlier epochs, and of barriers that are over: all workers have come to such a barrier, and each has said
     since that it has its answer. A job may have a barrier in every step. What else is logged grows with what the job
     declares. ``lost`` are the workers that are lost, as the scheduler knows at any time: they come to no barrier.
     """
@@ -193,6 +195,7 @@ class LiveRecords:
         self._barriers: dict[
             tuple[int, int], dict[int, tuple[wire.Node, int]]
         ] = {}  # by store and number, then by record
+        self._shares: dict[str, dict[int, list[int]]] = {}  # by data set and epoch, records of what was taken
 
     def add(self, data: bytes, record: Record | None) -> None:
         number = next(self._numbers)
@@ -205,6 +208,8 @@ class LiveRecords:
         if isinstance(record, Came) and isinstance(record.message, wire.Barrier):
             barrier = (record.message.store, record.message.number)
             self._barriers.setdefault(barrier, {})[number] = sender.node, sender.seq
+        if isinstance(record, Came) and isinstance(record.message, wire.TakeShare):
+            self._shares.setdefault(record.message.data, {}).setdefault(record.message.epoch, []).append(number)
 
     def trim(self) -> bytes:
         """Drop what is not needed; return the rest, in order."""
@@ -212,6 +217,10 @@ class LiveRecords:
             if self._over(arrivals):
                 del self._barriers[barrier]
                 for number in arrivals:
+                    self.nbytes -= len(self._records.pop(number))
+        for epochs in self._shares.values():
+            for epoch in sorted(epochs)[:-KEPT]:
+                for number in epochs.pop(epoch):
                     self.nbytes -= len(self._records.pop(number))
         return b"".join(self._records.values())
 

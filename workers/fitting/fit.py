@@ -45,6 +45,7 @@ from workers.fitting.run_callbacks import RunCallbacks
 from workers.joining import join
 from workers.metrics import EvalMetric
 from workers.reducer import Reducer
+from workers.samplers import ElasticSampler
 from workers.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -146,6 +147,8 @@ class TrainingRun:
         self.evaluated = True
         self.others_at: Any = None  # where the others are in their data, at a worker that comes back
         self._came_back = False  # whether this worker has, within this epoch
+        sampler = getattr(train.data, "sampler", None)
+        self._elastic = sampler if isinstance(sampler, ElasticSampler) else None
         self._not_evaluated: list[Checkpoint] = []  # saved in this epoch, before its evaluation
         self._report_at = 0.0
         self._copies, self._loss = copies, loss
@@ -208,7 +211,7 @@ class TrainingRun:
         if self._part is not None and not self._came_back:
             require_same_order(self._part, self.epoch, self.reducer)
         self._copies.train()
-        for batch in self._left():
+        for batch in self._passes(tic):
             parts = self._step(*position.pair(batch))
             number, self.batches = self.batches, self.batches + 1
             self.samples += sum(part.samples for part in parts)
@@ -217,13 +220,12 @@ class TrainingRun:
             if self._in_job:
                 self._in_job.store.save_checkpoint(if_due=True)
                 self._in_job.store.boundary()
-        self._came_back = False
+        self._came_back = False  # not before: ``_left`` asks
         if self.batches == 0:
             log.warning(
                 "worker %d had no batch in epoch %d: is its data empty, or less than a batch with drop_last?",
                 *(self.rank, self.epoch),
             )
-        self._join(time.perf_counter() - tic)
         self.metric.reduce(self.reducer)
         values = {f"train-{name}": value for name, value in self.metric.get_name_value()}
         for name, value in self.metric.get_name_value():
@@ -257,6 +259,17 @@ class TrainingRun:
 
     # ---- helpers
 
+    def _passes(self, tic: float) -> Iterator[Any]:
+        """Yield the batches of the epoch, and join; again, if samples of a worker that died are left.
+
+        ``tic``: when the epoch began.
+        """
+        while True:
+            yield from self._left()
+            self._join(time.perf_counter() - tic)
+            if self._elastic is None or self._elastic.is_over():
+                return
+
     def _left(self) -> Iterator[Any]:
         """Yield the batches of the epoch, or the rest of them."""
         if self.batches == 0:
@@ -271,7 +284,8 @@ class TrainingRun:
                 "list"
             )
         self._archive.go_on()  # within an epoch: iter() has drawn random numbers too
-        for _ in range(self.batches if self._came_back and not self._position.continues else 0):
+        skips = self._came_back and not self._position.continues and self._elastic is None
+        for _ in range(self.batches if skips else 0):
             next(batches, _OVER)  # the others have trained on theirs
         while True:
             began = time.perf_counter()
