@@ -427,8 +427,8 @@ class ElasticSampler(Sampler[int]):
             if size is not None and held is not None:
                 # Called for the next batch: the program is done with what it was given. A loader with processes reads
                 # ahead, and calls while it gives a batch, which is not among those that it holds any more.
-                done = -(-(self._taken - before) // size) - len(held) - (held != ())
-                self._used = max(self._used, before + min(self._taken - before, max(0, done) * size))
+                done = (self._taken - before) // size - len(held) - (held != ())
+                self._used = max(self._used, before + max(0, done) * size)
             start, stop, _ = self._store.take_share(
                 self._length, size or 1, data=self._name, epoch=self.epoch, used=self._used
             )

@@ -710,9 +710,8 @@ class KVStore:
                 ...  # train on order[share.start : share.stop]
                 used += share.stop - share.start
 
-        Whoever is ready takes the next ones, so fast workers use more, and what a worker that dies has taken and not used
-        is given to others. ``workers.ElasticSampler`` does this for a ``DataLoader``, and says what to do at an epoch's
-        end.
+        Whoever is ready takes the next ones, and what a worker that dies has taken and not used is given to others.
+        ``workers.ElasticSampler`` does this for a ``DataLoader``, and says what to do at an epoch's end.
 
         Args:
             size: how many samples an epoch has; the same on all workers.

@@ -181,9 +181,10 @@ def sender_of(record: Record | None) -> wire.Sender | None:
 class LiveRecords:
     """The records of one log that a successor still needs, as bytes, so that the log of a long job stays short.
 
-    All are needed but those of samples of earlier epochs, and of barriers that are over: all workers have come to such a barrier, and each has said
-    since that it has its answer. A job may have a barrier in every step. What else is logged grows with what the job
-    declares. ``lost`` are the workers that are lost, as the scheduler knows at any time: they come to no barrier.
+    All are needed but those of samples of earlier epochs, and of barriers that are over: all workers have come to such
+    a barrier, and each has said since that it has its answer. A job may have a barrier in every step. What else is
+    logged grows with what the job declares. ``lost`` are the workers that are lost, as the scheduler knows at any time:
+    they come to no barrier.
     """
 
     def __init__(self, num_workers: int, lost: Set[int] = frozenset()) -> None:

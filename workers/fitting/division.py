@@ -37,7 +37,7 @@ from workers.common.torch_internals import index_sampler, with_samplers
 from workers.embedding.prefetching import Lookahead
 from workers.fitting import randomness
 from workers.reducer import Reducer
-from workers.samplers import SplitSampler
+from workers.samplers import ElasticSampler, SplitSampler
 
 _LOADERS = (
     ("torch.utils.data.dataloader", "DataLoader"),
@@ -127,7 +127,9 @@ def divide(
         return Divided(data, None)
     loader: Any = data.loader if isinstance(data, Lookahead) else data
     order, reason = None, "split=False"
-    if split is not False:
+    if isinstance(getattr(loader, "sampler", None), ElasticSampler):  # whose samples are gone once they are looked at
+        reason = "its ElasticSampler shares it out while it is used"
+    elif split is not False:
         order, reason = _whole(loader)
         reason = _compared(loader, order, reason, reducer)
     if split and reason:
