@@ -395,7 +395,12 @@ class ElasticSampler(Sampler[int]):
             self.epoch, self._passes, self._used, self._taken = epoch, 0, 0, 0
 
     def passes(self, batches: Iterable[T], *joined: Joinable) -> Iterator[T]:
-        """Yield the batches of an epoch, and call ``workers.join`` on ``joined``; again, if samples have come back."""
+        """Yield the batches of an epoch, and join; again, if samples of a worker that died have come back.
+
+        Args:
+            batches: a loader with this sampler.
+            joined: the arguments of ``workers.join``: the trainer, or the store.
+        """
         while True:
             yield from batches
             join(*joined)

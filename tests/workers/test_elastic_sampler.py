@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import kvstore as kv
 from kvstore import UsageError
-from kvstore.shares import Share
+from kvstore.shares import Share, Shares
 from workers import ElasticSampler
 from workers.fitting.fit import fit
 
@@ -24,20 +24,20 @@ class Recorded:
     num_workers, rank = 1, 0
 
     def __init__(self, dies: bool = False) -> None:
-        self.store = kv.create("local")
+        self.shares = Shares()
         self.asked: list[dict[str, Any]] = []
         if dies:
-            self.store._shares.take(1, "train", 0, SIZE, 4, 0, 0)
+            self.shares.take(1, "train", 0, SIZE, 4, 0, 0)
         self.joins = 0
 
-    def take_share(self, size: int, most: int, **given: Any) -> Share:
-        self.asked.append({"most": most, **given})
-        return self.store.take_share(size, most, **given)
+    def take_share(self, size: int, most: int, *, data: str, epoch: int, used: int = 0, passes: int = 0) -> Share:
+        self.asked.append({"most": most, "used": used, "passes": passes})
+        return self.shares.take(0, data, epoch, size, most, used, passes)
 
     def join(self, timeout: float | None = None) -> int:
         self.joins += 1
         if self.joins == 1:
-            self.store._shares.lose(1)
+            self.shares.lose(1)
         return 0
 
 
