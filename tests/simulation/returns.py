@@ -22,7 +22,7 @@ from simulation.runs import HOSTS, MEMBERS, STANDBYS, Plan, carry_out_in, job_of
 
 import kvstore as kv
 from kvstore.client import DistStore
-from kvstore.errors import KVStoreError, NodeLost
+from kvstore.errors import JOB_FAILED_EXIT, KVStoreError
 
 REST_S = 0.03  # on average, so that a newcomer comes while there is something left to do
 LIVES = 5  # of a rank; later ones push what counts nowhere
@@ -162,7 +162,7 @@ class Run:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         tables = plan.program == "return rows"
-        self.program = Returning(plan.seed, plan.rounds, plan.num_workers, plan.uneven, tables, bool(plan.seed % 2))
+        self.program = Returning(plan.seed, plan.rounds, plan.num_workers, plan.uneven, tables, plan.seed % 2 > plan.uneven)
         job = job_of(plan)
         self.program.starts = job.starts
         self.program.rest = lambda rest_s: job.world.current.wait(rest_s) if job.world.current is not None else None
@@ -228,7 +228,7 @@ class Run:
         if outcome.welcomed is None or any(at <= outcome.welcomed for _, at in plan.crashes):
             return "loud"  # before the job began
         texts = " ".join(map(str, failed.values()))
-        if plan.least > 1 and "(--min-workers)" in texts and all(isinstance(e, NodeLost) for e in failed.values()):
+        if plan.least > 1 and outcome.exit_codes["scheduler"] == JOB_FAILED_EXIT:
             return "loud"
         hit = {member for member, _ in plan.crashes} | {member for parting in plan.partings for member in parting[:2]}
         hit.update(plan.pause[:1] if plan.pause is not None else ())  # type: ignore[arg-type]
