@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvstore.errors import JOB_FAILED_EXIT, REPLACED_EXIT
-from kvstore.job.contract import member_name, process_name
+from kvstore.job.contract import process_name
 from kvstore.job.exit_report import ExitReport
 from kvstore.job.processes import Exit
 from launcher.job.tasks import Task
@@ -415,5 +415,4 @@ class Ending:
     def _left(self, role: str) -> bool:
         """Whether a process of ``role`` runs, or will, but for those that were given up."""
         left = (index for index in (*self._running, *self._waiting) if self._tasks[index].role == role)
-        names = ({self._process(index), member_name(role, self._tasks[index].rank)} for index in left)
-        return any(self._given_up.isdisjoint(each) for each in names)
+        return any(self._process(index) not in self._given_up for index in left)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence, Set
 
 from kvstore import wire
 from kvstore.errors import NodeLost, UsageError, WireError
-from kvstore.job.contract import member_name
+from kvstore.job.contract import process_name
 from kvstore.shares import Shares
 from kvstore.transport.transport import Admission
 from servers.requests.reasons import Reason
@@ -286,8 +286,8 @@ class Scheduler:
 
     @property
     def given_up(self) -> list[str]:
-        """The processes that nobody waits for: see ``Losses.given_up``, and those in the place of lost workers."""
-        return self._losses.given_up + [member_name("worker", rank) for rank in sorted(self._departures.lost)]
+        """See ``Losses.given_up``."""
+        return self._losses.given_up
 
     @property
     def failure(self) -> str | None:
@@ -327,6 +327,8 @@ class Scheduler:
     def _join(self, peer: bytes, message: wire.Join) -> list[Answer]:
         self._failure.check()
         before = self._joining.predecessor(peer, message)
+        if before is not None and before.role == "worker" and self.members.all_gone("worker"):
+            raise NodeLost("the job has ended: all other workers have left")
         if before is not None:
             again = "has been started again"
             if before.role == "worker":
@@ -402,10 +404,15 @@ class Scheduler:
         self._shares.lose(member.rank)  # before anybody goes on without it, and asks whether its samples are left
         self._announce(over=self.members.all_gone("worker"))
         self._released += self._stores.lose(member.rank)
+        if len(self._departures.lost) == self.members.wanted["worker"]:
+            why = "is lost, and no worker is left that could let those in that were started again"
+            self._failure.happen(f"{member.node} {why}", self._now, process_name(*member.node[:2], member.start))
+            return
         for newcomer in self._newcomers.lose(member.rank):
             # Some servers may have been told to wait for its pushes, and others not: it has to come anew.
             other = self.members.find("worker", newcomer)
             how = f"was about to be let in by {member.node}, which is lost"
+            self._released += self._newcomers.give_up(newcomer, NodeLost(f"worker {newcomer} {how}"))
             if other is not None and not self._losses.lose_worker(other, how):
                 self._failure.happen(f"{other.node} {how}", self._now)
 

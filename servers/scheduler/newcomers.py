@@ -43,14 +43,18 @@ class Newcomers:
 
     def lose(self, rank: int) -> list[int]:
         """Worker ``rank`` is lost; return the newcomers that it was about to let in, of which servers may know."""
-        self._waiting.pop(rank, None)
-        self._sponsors.pop(rank, None)
+        self._forget(rank)
         return [newcomer for newcomer, sponsor in self._sponsors.items() if sponsor == rank]
+
+    def give_up(self, newcomer: int, error: Exception) -> list[Answer]:
+        """Return the answer to one that waits in vain."""
+        peer, request = self._waiting[newcomer]
+        self._forget(newcomer)
+        return [refuse(peer, request, error)]
 
     def leave(self, rank: int) -> list[Answer]:
         """Worker ``rank`` has left in order: another one lets those in that have waited for it."""
-        self._waiting.pop(rank, None)
-        self._sponsors.pop(rank, None)
+        self._forget(rank)
         waiting = [newcomer for newcomer, sponsor in self._sponsors.items() if sponsor == rank]
         return [answer for newcomer in waiting for answer in self._ask(newcomer)]
 
@@ -76,6 +80,8 @@ class Newcomers:
                 self._sponsors[newcomer] = member.rank
                 self.tell(member)
                 return []
-        self._sponsors.pop(newcomer, None)
-        peer, request = self._waiting.pop(newcomer)
-        return [refuse(peer, request, NodeLost("no worker is left that could let this one in: the others have ended"))]
+        return self.give_up(newcomer, NodeLost("no worker is left that could let this one in: the others have ended"))
+
+    def _forget(self, rank: int) -> None:
+        self._waiting.pop(rank, None)
+        self._sponsors.pop(rank, None)

@@ -2,7 +2,7 @@
 
 ``--crashes`` kills each member after each message of one run instead. ``--replicas`` gives each server a standby; see
 ``takeovers.py``. With ``--tables`` workers push rows of tables then. ``--losses`` lets jobs go on without workers that
-die; see ``losses.py``. Ends with 1 if a run was wrong, or hung.
+die; see ``losses.py``. ``--returns`` starts these again; see ``returns.py``. Ends with 1 if a run was wrong, or hung.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from simulation import losses
+from simulation import losses, returns
 from simulation.job import Outcome
 from simulation.runs import HOSTS, Plan, carry_out, crashes, verdict
 from simulation.takeovers import exhaustive, judge, replicated, short, with_tables
@@ -29,6 +29,7 @@ def main() -> int:
     parser.add_argument("--replicas", action="store_true", help="each server has a standby")
     parser.add_argument("--tables", action="store_true", help="with --replicas: of programs with tables")
     parser.add_argument("--losses", action="store_true", help="jobs go on without workers that die")
+    parser.add_argument("--returns", action="store_true", help="jobs in which workers that die are started again")
     parser.add_argument("--step", type=int, default=1, help="with --crashes and --replicas: after each n-th message")
     parser.add_argument("--most", type=int, default=10, help="traces that are printed; default %(default)s")
     options = parser.parse_args()
@@ -51,7 +52,7 @@ def main() -> int:
 
 def _carry_out(plan: Plan) -> tuple[str, Outcome]:
     if plan.least:
-        run = losses.Run(plan)
+        run = (returns if plan.returns else losses).Run(plan)
         return run.verdict, run.outcome
     outcome = carry_out(plan)
     return (judge if plan.replicas else verdict)(plan, outcome), outcome
@@ -60,7 +61,14 @@ def _carry_out(plan: Plan) -> tuple[str, Outcome]:
 def _plans(options: argparse.Namespace, seed: int) -> Iterator[Plan]:
     hosts = HOSTS[0] if options.hosts else ()
     chosen = with_tables if options.tables else lambda plan: plan
-    if options.losses and options.crashes:
+    if options.returns and options.crashes:
+        for plan in (returns.BASE, replace(returns.BASE, crashes=(("worker 2", 120),))):
+            plan = replace(plan, seed=seed, replicas=int(options.replicas), shares=options.replicas)
+            plan = replace(plan, program="return rows") if options.tables else plan
+            yield from returns.exhaustive(plan, step=options.step)
+    elif options.returns:
+        yield returns.returning(seed)
+    elif options.losses and options.crashes:
         for plan in losses.short(seed):
             plan = replace(plan, replicas=int(options.replicas), shares=options.replicas)
             plan = replace(plan, program="survive rows") if options.tables else plan

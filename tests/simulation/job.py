@@ -92,6 +92,7 @@ class SimulatedJob:
         restarts: how often dead servers, standbys and schedulers are started again, all together.
         reaped: whether the launcher sees at once who has ended; else the scheduler notices who is silent. By default
             only with restarts.
+        returns: whether dead workers are started again, too.
         supervised: whether the supervision of ``launch.py`` decides when and how the job ends, and who is to blame.
         options: more, for ``Config``.
     """
@@ -109,6 +110,7 @@ class SimulatedJob:
         start_s: float = 0.05,
         shares: bool = False,
         reaped: bool | None = None,
+        returns: bool = False,
         supervised: bool = False,
         **options: Any,
     ) -> None:
@@ -119,7 +121,8 @@ class SimulatedJob:
         self.everyone: list[Process] = []
         self.starts: Counter[str] = Counter()
         self._roles = SERVING if replicas else SERVING[:1]
-        self._working: list[Task] = []
+        self._working: list[Task] = []  # the latest of each worker
+        self._program: Program = lambda _: None
         self._worked_at = self.world.now
         # A scheduler that may be started again has a log.
         self._directory = TemporaryDirectory(prefix="simulated-") if restarts else None
@@ -130,7 +133,7 @@ class SimulatedJob:
             REAP_S if (restarts if reaped is None else reaped) else 2 * HEARTBEAT_LIMIT_S,
             restarts,
             start_s,
-            RESTARTED,
+            (*(RESTARTED if replicas or not returns else ()), *(("worker",) if returns else ())),
             self._start,
             lambda: self.working,
         )
@@ -157,8 +160,9 @@ class SimulatedJob:
         names += [f"aggregator {rank}" for rank in range(len(self._hosts))]
         for name in names:
             self._start(name)
-        workers = [self._spawn(f"worker {rank}", partial(self._work, rank, program)) for rank in range(self._workers)]
-        self._working = [worker.tasks[0] for worker in workers]
+        self._program = program
+        for rank in range(self._workers):
+            self._start(f"worker {rank}")
         began = self.world.now
         with handed_over.soon(), mock.patch.object(exit_report, "hand_over", self._hand_over):
             self.world.run(lambda: self.launcher.over(bool(self.alive)), limit_s)
@@ -208,6 +212,9 @@ class SimulatedJob:
             self._spawn(name, self._schedule)
         elif role == "aggregator":
             self._spawn(name, partial(self._aggregate, int(rank)))
+        elif role == "worker":
+            process = self._spawn(name, partial(self._work, int(rank)))
+            self._working[int(rank) :] = [process.tasks[0], *self._working[int(rank) + 1 :]]
         else:
             self._spawn(name, partial(self._serve, role, int(rank)))
 
@@ -277,9 +284,9 @@ class SimulatedJob:
             self._thread(process),
         )
 
-    def _work(self, rank: int, program: Program, process: Process) -> Any:
+    def _work(self, rank: int, process: Process) -> Any:
         session = Session(
-            replace(self._config("worker", rank), aggregator=self._aggregators.get(rank, -1)),
+            replace(self._config("worker", rank, process.start), aggregator=self._aggregators.get(rank, -1)),
             partial(self._end, process),
             clock=self.world.clock,
             thread=self._thread(process),
@@ -288,7 +295,7 @@ class SimulatedJob:
         session.join()
         try:
             store = DistStore(session, f"dist_{self._rule.mode}", self._rule)
-            result = program(store)
+            result = self._program(store)
             store.close()
         except Exception as exc:  # what the end of a script tells the others
             session.leave(f"{type(exc).__name__}: {exc}")

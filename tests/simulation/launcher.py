@@ -83,12 +83,16 @@ class SimulatedLauncher:
             self.network.world.after(after_s, lambda: self._say(lost))
 
     def start_again(self, name: str) -> None:
-        if not self._working():
+        if not self._working() or (name.startswith("worker") and self._over()):
             return
         self.start(name)
         if name == "scheduler":
             for lost in self._waiting:
                 self.network.world.after(REPORTS_S[1], partial(self._say, lost))
+
+    def _over(self) -> bool:
+        scheduler = self.processes["scheduler"]
+        return not scheduler.dead and not scheduler.tasks[0].is_alive()
 
     def _reap(self, process: Process) -> None:
         role, rank = _member(process.name)

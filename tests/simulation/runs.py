@@ -65,6 +65,7 @@ class Plan:
         workers: how many, where no host has an aggregator.
         least: the job goes on without workers that die as long as so many are left; 0 if it does not.
         reaped: whether the launcher sees at once who has ended, if that is decided here.
+        returns: whether workers that die are started again, too.
     """
 
     seed: int
@@ -88,6 +89,7 @@ class Plan:
     workers: int = 2
     least: int = 0
     reaped: bool | None = None
+    returns: bool = False
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -144,10 +146,11 @@ def job_of(plan: Plan) -> SimulatedJob:
         bigarray_bound=BOUND,
         piece_bytes=4096 if plan.pieces else 1 << 20,
         replicas=plan.replicas,
-        restarts=RESTARTS if plan.replicas else 0,
+        restarts=RESTARTS if plan.replicas or plan.returns else 0,
         start_s=plan.start_s,
         shares=plan.shares,
         reaped=plan.reaped,
+        returns=plan.returns,
         heartbeat_s=plan.limit_s / 10,
         heartbeat_timeout_s=plan.limit_s,
         min_workers=plan.least,

@@ -1,0 +1,290 @@
+"""Jobs in which workers that die are started again: what happens to them, and what must become of that.
+
+Each push of each process has a place of its own in the values, so that these say in the end what has counted, and how
+often. What was answered counts once; the rest of a dead process at most once; and each round is of as many as there are.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from simulation.job import Outcome
+from simulation.losses import SLOW_S
+from simulation.network import Weather
+from simulation.runs import HOSTS, MEMBERS, STANDBYS, Plan, carry_out_in, job_of
+
+import kvstore as kv
+from kvstore.client import DistStore
+from kvstore.errors import JOB_FAILED_EXIT, KVStoreError
+
+REST_S = 0.03  # on average, so that a newcomer comes while there is something left to do
+LIVES = 5  # of a rank; later ones push what counts nowhere
+PUSHES = 8  # of one life
+REPEATS = 40  # of all places in the long array, so that both servers have each
+BASE = Plan(0, program="return", rounds=5, workers=3, least=1, reaped=True, start_s=0.01, returns=True)
+
+
+class Progress:
+    """Where a worker is in its program: what one that comes back takes over."""
+
+    def __init__(self) -> None:
+        self.step, self.joined = 0, False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step, "joined": self.joined}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step, self.joined = state["step"], state["joined"]
+
+
+class Returning:
+    """One job's workers.
+
+    Args:
+        seed: decides how each pushes.
+        rounds: that each makes before the end, or before all ``join`` and make two more, if they are ``uneven``.
+        uneven: whether each rank pushes once less often than the next one until then.
+        tables: whether there are rows, too.
+        barriers: whether there is one after each round.
+
+    Attributes:
+        lives: by rank, how often its program has begun.
+        made: by rank and life, how many pushes have been answered.
+        starts: by name, how often each member was started.
+        entered: the ranks and starts that were let in, or began with the job.
+        armed: nobody: calls are not interrupted.
+        rest: lets the time pass that a worker needs before its next push.
+    """
+
+    def __init__(self, seed: int, rounds: int, workers: int, uneven: bool, tables: bool, barriers: bool) -> None:
+        self.lives: Counter[int] = Counter()
+        self.made: Counter[tuple[int, int]] = Counter()
+        self.starts: Mapping[str, int] = {}
+        self.entered: set[tuple[int, int]] = set()
+        self.armed: set[int] = set()
+        self.rest: Callable[[float], None] = lambda _: None
+        self.places = workers * LIVES * PUSHES
+        self.rounds = rounds + 2 if uneven else rounds
+        self._seed, self._last, self._uneven, self._barriers = seed, rounds, uneven, barriers
+        self.keys = ["long", "whole", "rows"] if tables else ["long", "whole"]
+        self._ids = np.arange(self.places)
+
+    def __call__(self, store: DistStore) -> list[Any]:
+        life = self.lives[store.rank]
+        self.lives[store.rank] += 1
+        start = self.starts[f"worker {store.rank}"]
+        dice = random.Random(f"{self._seed} {store.rank} {life}")
+        progress = Progress()
+        store.set_optimizer("sgd", learning_rate=1.0)
+        store.init(self.keys[:2], self._outs()[:2])
+        if len(self.keys) > 2:
+            store.init("rows", kv.Table(shape=(self.places, 2)))
+        store.attach("progress", progress, shared=True)
+        waiting: list[tuple[kv.Ticket, int]] = []
+        pushed = 0
+        short = store.num_workers - 1 - store.rank if self._uneven else 0
+        while progress.step < self.rounds:
+            if self._uneven and not progress.joined and progress.step >= self._last - short:
+                self._wait(store, life, waiting)
+                store.join()
+                progress.step, progress.joined = self._last, True
+            self.rest(dice.expovariate(1 / REST_S))
+            values, outs = self._values(store.rank, life, pushed), self._outs()
+            way = dice.randrange(3)
+            if way == 0 and len(self.keys) == 2:
+                tickets = [store.push(key, value) for key, value in zip(self.keys, values, strict=True)]
+            else:
+                tickets = [self._pushpull(store, values, outs, wait=way == 1)]
+            self.entered.add((store.rank, start))
+            progress.step += 1
+            pushed += 1
+            waiting += [(ticket, pushed) for ticket in tickets]
+            if way != 2:
+                self._wait(store, life, waiting)
+            if self._barriers:
+                store.barrier()
+        self._wait(store, life, waiting)
+        store.barrier()
+        outs = self._outs()
+        store.pull(self.keys[:2], outs[:2])
+        if len(self.keys) > 2:
+            store.row_sparse_pull("rows", outs[2], row_ids=self._ids)
+        return [out.tolist() for out in outs]
+
+    def _wait(self, store: DistStore, life: int, waiting: list[tuple[kv.Ticket, int]]) -> None:
+        for ticket, number in waiting:
+            ticket.wait()
+            self.made[store.rank, life] = max(number, self.made[store.rank, life])
+        waiting.clear()
+
+    def _values(self, rank: int, life: int, pushed: int) -> list[Any]:
+        own = torch.zeros(self.places)
+        if life < LIVES:
+            own[self.place(rank, life, pushed)] = 1.0
+        values: list[Any] = [own.repeat(REPEATS), own]
+        if len(self.keys) > 2:
+            values.append(kv.RowSparse(self._ids, own[:, None].repeat(1, 2).numpy()))
+        return values
+
+    def place(self, rank: int, life: int, pushed: int) -> int:
+        return (rank * LIVES + life) * PUSHES + pushed
+
+    def _outs(self) -> list[torch.Tensor]:
+        outs = [torch.zeros(self.places * REPEATS), torch.zeros(self.places)]
+        return [*outs, torch.zeros(self.places, 2)] if len(self.keys) > 2 else outs
+
+    def _pushpull(self, store: DistStore, values: list[Any], outs: list[torch.Tensor], wait: bool) -> kv.Ticket:
+        if len(self.keys) == 2:
+            return store.pushpull(self.keys, values, outs, wait=wait)
+        return store.pushpull(self.keys, values, outs, row_ids=[None, None, self._ids], wait=wait)
+
+    def parts(self, result: list[Any]) -> set[tuple[float, ...]]:
+        """Return all that the places hold anywhere."""
+        found: set[tuple[float, ...]] = set()
+        for values in result:
+            table = -torch.tensor(values)
+            rows = Counter(map(tuple, (table.T if table.ndim == 2 else table.reshape(-1, self.places)).tolist()))
+            # Where one server's part ends in the middle of a row, that one is of both.
+            found.update(row for row, times in rows.items() if times > 1 or len(rows) == 1)
+        return found
+
+
+class Run:
+    """One run of a plan; ``verdict`` is ``exact``, ``loud`` where that is right, or else what is wrong with it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        tables = plan.program == "return rows"
+        self.program = Returning(plan.seed, plan.rounds, plan.num_workers, plan.uneven, tables, plan.seed % 2 > plan.uneven)
+        job = job_of(plan)
+        self.program.starts = job.starts
+        self.program.rest = lambda rest_s: job.world.current.wait(rest_s) if job.world.current is not None else None
+        self.outcome: Outcome = carry_out_in(job, plan, self.program)
+        self.verdict = self._judge()
+
+    def _judge(self) -> str:
+        outcome, plan = self.outcome, self._plan
+        if outcome.hanging:
+            return f"these hang: {outcome.hanging}"
+        wrong = {rank: error for rank, error in outcome.errors.items() if not isinstance(error, KVStoreError)}
+        if wrong:
+            return f"wrong: {wrong}"
+        results = {rank: result for rank, result in enumerate(outcome.results) if result is not None}
+        failed = {rank: error for rank, error in outcome.errors.items() if not self._came_in_vain(rank)}
+        if failed:
+            return self._loud(failed)
+        if not results:
+            return "exact" if len(plan.crashes) >= plan.num_workers else "nobody has a result"
+        if any(result != next(iter(results.values())) for result in results.values()):
+            return "workers end with other values than others"
+        if plan.mode not in ("drop", "keep"):
+            for part in self.program.parts(next(iter(results.values()))):
+                said = self._count(part)
+                if said:
+                    return said
+        slow = SLOW_S + (plan.pause[2] if plan.pause else 0.0) + sum(last_s for *_, last_s in plan.partings)
+        return "exact" if outcome.worked_s < slow else f"it took {outcome.worked_s:.1f} s"
+
+    def _came_in_vain(self, rank: int) -> bool:
+        """Return whether the last process of ``rank`` was to fail: it was out of reach, or the others had ended."""
+        plan, outcome = self._plan, self.outcome
+        if plan.pause is not None and plan.pause[0] == f"worker {rank}" and plan.pause[2] > 0.7 * plan.limit_s:
+            return True
+        if any(
+            {one, other} == {f"worker {rank}", "scheduler"} and last_s > 0.7 * plan.limit_s
+            for one, other, _, last_s in plan.partings
+        ):
+            return True
+        start = outcome.starts[f"worker {rank}"]
+        done = any(result is not None for result in outcome.results)
+        came = start > 1 and (rank, start) not in self.program.entered
+        return done and came and outcome.exit_codes["scheduler"] == 0
+
+    def _count(self, part: tuple[float, ...]) -> str:
+        """Say what is wrong with what has counted."""
+        plan, program, workers = self._plan, self.program, self._plan.num_workers
+        factors = [1.0] if plan.mode != "sync" else [a / b for a in range(1, workers + 1) for b in range(1, a + 1)]
+        for rank in range(workers):
+            for life in range(LIVES):
+                made = program.made[rank, life]
+                own = [part[program.place(rank, life, pushed)] for pushed in range(PUSHES)]
+                if any(not value for value in own[:made]):
+                    return f"life {life} of worker {rank} was answered {made} pushes, of which have counted {own}"
+                if any(value and min(abs(value - factor) for factor in factors) > 1e-4 for value in own):
+                    return f"life {life} of worker {rank}: of its pushes have counted {own}"
+        if plan.mode == "sync" and not plan.uneven and abs(sum(part) - program.rounds * workers) > 1e-3:
+            return f"all have counted {sum(part)} times in {program.rounds} rounds of {workers} workers"
+        return ""
+
+    def _loud(self, failed: dict[int, BaseException]) -> str:
+        plan, outcome = self._plan, self.outcome
+        if outcome.welcomed is None or any(at <= outcome.welcomed for _, at in plan.crashes):
+            return "loud"  # before the job began
+        texts = " ".join(map(str, failed.values()))
+        if plan.least > 1 and outcome.exit_codes["scheduler"] == JOB_FAILED_EXIT:
+            return "loud"
+        hit = {member for member, _ in plan.crashes} | {member for parting in plan.partings for member in parting[:2]}
+        hit.update(plan.pause[:1] if plan.pause is not None else ())  # type: ignore[arg-type]
+        if sum(member.startswith("worker") for member in hit) >= plan.num_workers:
+            return "loud"  # where all that were in are lost, nobody can let others in
+        for rank in range(2):
+            lost = [member for member, _ in plan.crashes if member in (f"server {rank}", f"standby {rank}")]
+            if (not plan.replicas and lost) or len(lost) > 1:
+                return "loud" if f"server {rank}" in texts else f"server {rank} is not named in {texts}"
+        if any(member.startswith("aggregator") for member, _ in plan.crashes):
+            return "loud" if "aggregator" in texts else f"no aggregator is named in {texts}"
+        return f"the job should have gone on, but {failed}; exit codes are {outcome.exit_codes}"
+
+
+def returning(seed: int) -> Plan:
+    """Return the plan of a seed: workers die, several times; servers and the scheduler die, too, and links fail."""
+    dice = random.Random(f"returning {seed}")
+    plan = replace(
+        BASE,
+        seed=seed,
+        mode=dice.choice(("sync", "sync", "sync", "async", "ssp", "drop", "keep")),
+        program=dice.choice(("return", "return", "return rows")),
+        weather=Weather(dice.choice((0.002, 0.02)), dice.choice((0.0, 0.005, 0.02)), dice.choice((0.0, 0.1))),
+        rounds=dice.choice((4, 6)),
+        replicas=dice.randrange(2),
+        shares=dice.random() < 0.5,
+        start_s=dice.choice((0.005, 0.03)),
+        limit_s=dice.choice((5.0, 1.0)),
+        reaped=dice.random() < 0.8,
+        least=dice.choice((1, 1, 1, 2)),
+        uneven=dice.random() < 0.2,
+    )
+    at = partial(dice.randrange, 20, 600 if plan.replicas else 300)
+    workers = [f"worker {rank}" for rank in range(plan.num_workers)]
+    crashes = [(dice.choice(workers), at()) for _ in range(dice.choice((1, 1, 2, 3)))]
+    if dice.random() < 0.3:
+        crashes.append((crashes[0][0], crashes[0][1] + dice.randrange(20, 150)))
+    if plan.replicas and dice.random() < 0.6:
+        crashes.append((dice.choice((*MEMBERS[1:3], *STANDBYS, "scheduler")), at()))
+        plan = replace(plan, reaped=True)  # who is silent for too long is not started again in time
+    plan = replace(plan, crashes=tuple(crashes))
+    if dice.random() < 0.2:
+        plan = replace(plan, pause=(dice.choice(workers), at(), plan.limit_s * dice.choice((0.3, 1.6, 3.0))))
+    if dice.random() < 0.2:
+        other = dice.choice(("scheduler", "server 0", "server 1"))
+        plan = replace(
+            plan, partings=((dice.choice(workers), other, at(), plan.limit_s * dice.choice((0.3, 1.6, 3.0))),)
+        )
+    if plan.mode == "sync" and plan.program == "return" and not plan.replicas and dice.random() < 0.2:
+        plan = replace(plan, hosts=dice.choice(HOSTS))
+    return plan
+
+
+def exhaustive(plan: Plan, first: int = 1, step: int = 1) -> Iterator[Plan]:
+    """Yield the plans that kill each worker after each message of ``plan``, in which workers may die already."""
+    last = Run(plan).outcome.deliveries
+    for rank in range(plan.num_workers):
+        for at in range(first, last + 1, step):
+            yield replace(plan, crashes=(*plan.crashes, (f"worker {rank}", at)))
