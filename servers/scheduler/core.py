@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence, Set
 
 from kvstore import wire
 from kvstore.errors import NodeLost, UsageError, WireError
+from kvstore.job.contract import process_name
 from kvstore.transport.transport import Admission
 from servers.requests.reasons import Reason
 from servers.requests.repeats import Ledger, Verdict
@@ -327,6 +328,10 @@ class Scheduler:
         if before is not None:
             again = "has been started again"
             if before.role == "worker":
+                if self.members.all_gone("worker"):  # servers and aggregators are leaving
+                    own = process_name("worker", before.rank, message.start)
+                    self._send(peer, wire.JobFailed("the job has ended while this worker was started again", own))
+                    return []
                 self._losses.lose_worker(before, again)
             else:
                 self._losses.end(wire.Lost(before.role, message.node.rank, again, before.start), self._now)
