@@ -172,9 +172,8 @@ class Ending:
         self._deaths: dict[str, _Death] = {}  # that were none of the job's, by the name of the process
         self._waiting: dict[int, float] = {}  # tasks that are to be started again, and when
         self._consequences: dict[int, ExitReport] = {}  # of processes that end because of another
-        self._given_up: frozenset[str] = (
-            frozenset()
-        )  # processes that nobody waits for, as the scheduler has said at its end
+        # Processes that nobody waits for, nor for those after them, as the scheduler has said at its end.
+        self._given_up: frozenset[str] = frozenset()
 
     @property
     def over(self) -> bool:
@@ -414,5 +413,12 @@ class Ending:
 
     def _left(self, role: str) -> bool:
         """Whether a process of ``role`` runs, or will, but for those that were given up."""
-        left = (index for index in (*self._running, *self._waiting) if self._tasks[index].role == role)
-        return any(self._process(index) not in self._given_up for index in left)
+        left = [index for index in (*self._running, *self._waiting) if self._tasks[index].role == role]
+        if not self._given_up:
+            return bool(left)
+        return any(self._given_up.isdisjoint(self._processes(index)) for index in left)
+
+    def _processes(self, index: int) -> list[str]:
+        """The processes that there have been of a task: a worker that is started too late comes after one given up."""
+        task = self._tasks[index]
+        return [process_name(task.role, task.rank, start) for start in range(1, self._restarts.start(index) + 1)]

@@ -327,11 +327,13 @@ class Scheduler:
     def _join(self, peer: bytes, message: wire.Join) -> list[Answer]:
         self._failure.check()
         before = self._joining.predecessor(peer, message)
-        if before is not None and before.role == "worker" and self.members.all_gone("worker"):
-            raise NodeLost("the job has ended: all other workers have left")
         if before is not None:
             again = "has been started again"
             if before.role == "worker":
+                if self.members.all_gone("worker"):  # servers and aggregators are leaving
+                    own = process_name("worker", before.rank, message.start)
+                    self._send(peer, wire.JobFailed("the job has ended while this worker was started again", own))
+                    return []
                 self._losses.lose_worker(before, again)
             else:
                 self._losses.end(wire.Lost(before.role, message.node.rank, again, before.start), self._now)

@@ -149,8 +149,14 @@ class Losses:
 
     @property
     def given_up(self) -> list[str]:
-        """The processes of workers that are lost, but may run: they have been silent, and nobody has seen them end."""
-        return [name for _, name in sorted(self._silent.items())]
+        """The processes of lost workers that may run, each with those that are started after it.
+
+        They have been silent, and nobody has seen them end; or they are started again just now, and have not joined.
+        """
+        lost = [member for member in self._members.of("worker") if member.state is MemberState.LOST]
+        return [
+            self._silent.get(member.rank) or process_name(member.role, member.rank, member.start + 1) for member in lost
+        ]
 
     def take_news(self) -> list[str]:
         news, self.news = self.news, []

@@ -190,6 +190,8 @@ class Store:
     def declare(self, peer: bytes, request: wire.Declare) -> tuple[list[Answer], Exception | None]:
         """Return answers, and what to tell rank 0."""
         outcomes, fault = self.keys.declare(peer, request)
+        if request.node.rank in self._departures.lost:
+            fault = None  # started again, with another program perhaps: that is no error of those that go on
         return self._placed(outcomes) + self._without_values(), fault
 
     def ready(self, peer: bytes, request: wire.Ready) -> list[Answer]:

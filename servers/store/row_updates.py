@@ -104,31 +104,35 @@ class RowUpdates:
             hyper = agreed_by(items, group.segments.keys[:1])
         except Mismatch as exc:
             return exc
-        return self.make_of_group(group, items, hyper)
+        return self.make_of_group(group, items, hyper, group.rounds.factor(sum(len(item.ranks) for item in items)))
 
     def make_of_group(
-        self, group: TableGroup, items: Sequence[GroupContribution], hyper: UpdateHyperparameters
+        self, group: TableGroup, items: Sequence[GroupContribution], hyper: UpdateHyperparameters, scale: float = 1.0
     ) -> Exception | None:
-        """Make one update; return why it has failed, if it has."""
+        """Make one update, with the sum times ``scale``; return why it has failed, if it has."""
         if (doubt := self._buckets.doubt_of(group.ids)) is not None:
             return doubt
         versions = [table.version for table in group.tables]
         try:
-            self._step_group(group, items, hyper)
+            self._step_group(group, items, hyper, scale)
         except Exception as exc:
             return self._failed(exc, group.targets, versions)[group.targets[0]]
         return None
 
-    def _step_group(self, group: TableGroup, items: Sequence[GroupContribution], hyper: UpdateHyperparameters) -> None:
+    def _step_group(
+        self, group: TableGroup, items: Sequence[GroupContribution], hyper: UpdateHyperparameters, scale: float
+    ) -> None:
         tables, updater, numbers = group.tables, group.updater, self._numbers(hyper)
         batches = [item.batch for item in items]
         requests = [item.request for item in items]
         # All tables of a group change together, so the version of one tells whether an answer is still right.
-        if self._step_there(tables, batches, updater, numbers, requests, tables[:1], group.joint):
+        if scale == 1 and self._step_there(tables, batches, updater, numbers, requests, tables[:1], group.joint):
             group.note_changed([(batch.ids, batch.starts) for batch in batches])
             return
         with np.errstate(over="ignore", invalid="ignore"):
             sums = sum_batches(batches)
+            if scale != 1:
+                np.multiply(sums.rows, scale, out=sums.rows)
         changed = update_together(tables, sums, updater, numbers, joint=group.joint)
         group.renew()
         starts = np.cumsum([0, *map(len, changed)]).tolist()

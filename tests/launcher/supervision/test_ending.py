@@ -530,6 +530,25 @@ def test_nobody_waits_for_one_that_was_given_up_and_never_ends(last: int) -> Non
     assert run.over_with == 0
 
 
+def test_nobody_waits_for_one_that_is_started_again_and_comes_when_the_job_is_over() -> None:
+    run = Run(restarts=Restarts(TASKS, frozenset(), 5, min_workers=1))
+    run.tick()
+    run.now += 60
+    run.exit(WORKER_0, signum=9)
+    run.now += 60
+    assert [type(action) for action in run.tick()] == [Restart]
+    given_up = ExitReport("ended without it", consequence=True, given_up="start 2 of worker 0")
+    run.ending.reported(SCHEDULER, given_up)
+    run.exit(SCHEDULER, SERVER)
+    assert run.ending.phase is Phase.RUNNING, "worker 1 needs time to exit"
+    run.exit(WORKER_1)
+    assert run.ending.phase is Phase.LINGER
+    run.now += 60
+    assert run.tick() == [Kill(signal.SIGTERM)]
+    run.exit(WORKER_0, signum=15)
+    assert run.over_with == 0
+
+
 def test_one_that_comes_back_when_the_job_is_over_finds_no_scheduler_and_has_not_failed_it() -> None:
     run = sparing()
     assert run.exit(WORKER_1, SCHEDULER, SERVER) == []

@@ -351,6 +351,25 @@ def test_rows_are_scaled_too() -> None:
     page.thaw()
 
 
+def test_rows_of_a_group_are_scaled_too() -> None:
+    desk = optimized(Desk(3), lr=1.0)
+    w0, w1, w2 = desk.workers
+    desk.ask(w0, init_tables(w0, {1: Table(shape=(4, 4)), 2: Table(shape=(4, 4))}))
+    rows = {number: {0: [2.0] * 4, 3: [2.0] * 4} for number in (1, 2)}
+    for clock in (1, 2):
+        for worker in (w0, w1, w2):
+            desk.ask(worker, push_rows(worker, rows, clock))
+    assert desk.shard.stores[0].buckets.groups.find([1, 2]) is not None
+    desk.shard.depart([], {2: 1})
+    for worker in (w0, w1):
+        desk.ask(worker, push_rows(worker, rows, 3))
+    for number in (1, 2):
+        page = desk.shard.stores[0].buckets.table(number).table.freeze()
+        _, values, _ = page.page(0, page.slots)
+        assert set(torch.as_tensor(values).reshape(-1).tolist()) == {-18.0}
+        page.thaw()
+
+
 # ---- standbys
 
 
