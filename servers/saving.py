@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,35 +37,85 @@ class _Asker(NamedTuple):
     request: wire.AwaitCapture
 
 
-class CaptureDesk:
-    """The captures that are under way, the outcomes of others, and the requests that wait for them.
+class CheckpointRequests:
+    """The captures of one server: those under way, the outcomes of others, and the requests that wait for them.
 
     A capture is known by the numbers of its store and of its checkpoint.
+
+    Attributes:
+        save: writes a capture to its file, then has ``saved`` called; None if this server has no place for checkpoints.
+        memory: what captures are copied to.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int, stores: ServedStores) -> None:
+        self.save: Callable[[StoreCapture], None] | None = None
+        self.memory = CaptureMemory()
+        self._rank = rank
+        self._stores = stores
         self._under_way: set[tuple[int, int]] = set()
         self._outcomes: dict[tuple[int, int], wire.Captured | KVStoreError] = {}
         self._waiting: dict[tuple[int, int], list[_Asker]] = {}
 
-    def begin(self, store: int, number: int) -> None:
-        """Note that a capture is about to begin."""
-        if (store, number) in self._under_way or (store, number) in self._outcomes:
-            raise UsageError(f"checkpoint {number} of store {store} has been asked for before")
-        self._under_way.add((store, number))
+    @property
+    def nbytes(self) -> int:
+        """How many bytes a checkpoint of all stores copies."""
+        return sum(served.captures.nbytes for served in self._stores.open.values())
 
-    def forget(self, store: int, number: int) -> None:
-        self._under_way.discard((store, number))
+    def serve(self, peer: bytes, message: wire.Capture | wire.AwaitCapture) -> list[Answer]:
+        """Begin a capture, or let worker 0 wait for its file; return the answers that need not wait."""
+        if message.node.role != "worker" or (message.node.rank != 0 and not self._stores.elastic):
+            raise UsageError(f"only worker 0 may send {type(message).__name__}, and {message.node} did")
+        if isinstance(message, wire.AwaitCapture):
+            return self._wait(peer, message)
+        served = self._stores.require(message.store)
+        if self.save is None:
+            raise CheckpointError(
+                f"server {self._rank} has no directory for checkpoints: set KVSTORE_CHECKPOINT_DIR for all processes "
+                "of the job (launch.py --checkpoint-dir)"
+            )
+        which = message.store, message.number
+        if which in self._under_way or which in self._outcomes:
+            raise UsageError(f"checkpoint {message.number} of store {message.store} has been asked for before")
+        self._under_way.add(which)  # before it begins: it may end at once
+        try:
+            clocks = dict(zip(message.ids, message.clocks, strict=True))
+            served.captures.begin(message.store, message.number, clocks, self.save, self.memory)
+        except BaseException:
+            self._under_way.discard(which)
+            raise
+        return [Answer(peer, message, wire.Ack(message.seq))]
 
-    def ended(self, store: int, number: int, outcome: wire.Captured | KVStoreError) -> list[Answer]:
-        """Note how a capture ended; ``seq`` of ``outcome`` does not matter. Return the answers to waiting requests."""
-        self._under_way.discard((store, number))
-        self._outcomes[store, number] = outcome
+    def saved(self, capture: StoreCapture, path: Path, outcome: FileRecord | CheckpointError) -> list[Answer]:
+        """Note that ``capture`` was written to ``path``, or why not; return the answers to waiting requests."""
+        if capture.store in self._stores.open:
+            self._stores.open[capture.store].captures.end(capture)
+        noted: wire.Captured | KVStoreError = (
+            outcome
+            if isinstance(outcome, CheckpointError)
+            else wire.Captured(
+                0,  # each answer has the number of its request
+                outcome.nbytes,
+                outcome.sha256,
+                [capture.clocks[number] for number in capture.ids],
+                capture.optimizer,
+                str(path),
+            )
+        )
+        which = capture.store, capture.number
+        self._under_way.discard(which)
+        self._outcomes[which] = noted
         while len(self._outcomes) > MOST:
             del self._outcomes[next(iter(self._outcomes))]
-        return [self._answer(*asker, outcome) for asker in self._waiting.pop((store, number), ())]
+        return [self._answer(*asker, noted) for asker in self._waiting.pop(which, ())]
 
-    def wait(self, peer: bytes, request: wire.AwaitCapture) -> list[Answer]:
+    def explain(self, node: wire.Node, about: int) -> str:
+        """Say what request ``about`` of ``node`` waits for; empty if it does not wait."""
+        for (_, number), askers in self._waiting.items():
+            if any(asker.request.node == node and asker.request.seq == about for asker in askers):
+                return f"is writing checkpoint {number}"
+        return ""
+
+    def _wait(self, peer: bytes, request: wire.AwaitCapture) -> list[Answer]:
         """Answer ``request`` now, or when its capture has ended; a repeat is answered over its link, too."""
         which = request.store, request.number
         if which in self._under_way:
@@ -78,76 +129,10 @@ class CaptureDesk:
             outcome = UsageError(f"checkpoint {request.number} is not known here: this server has taken over since")
         return [self._answer(peer, request, outcome)]
 
-    def explain(self, node: object, about: int) -> str:
-        """Say what request ``about`` of ``node`` waits for; empty if it does not wait."""
-        for (_, number), askers in self._waiting.items():
-            if any(asker.request.node == node and asker.request.seq == about for asker in askers):
-                return f"is writing checkpoint {number}"
-        return ""
-
     def _answer(self, peer: bytes, request: wire.Request, outcome: wire.Captured | KVStoreError) -> Answer:
         if isinstance(outcome, KVStoreError):
             return refuse(peer, request, outcome)
-        return Answer(
-            peer,
-            request,
-            wire.Captured(request.seq, outcome.nbytes, outcome.sha256, outcome.clocks, outcome.optimizer, outcome.path),
-        )
-
-
-class CheckpointRequests:
-    """The captures of one server.
-
-    Attributes:
-        save: writes a capture to its file, then has ``saved`` called; None if this server has no place for checkpoints.
-        memory: what captures are copied to.
-    """
-
-    def __init__(self, rank: int, stores: ServedStores) -> None:
-        self.save: Callable[[StoreCapture], None] | None = None
-        self.memory = CaptureMemory()
-        self._rank = rank
-        self._stores = stores
-        self._captures = CaptureDesk()
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes a checkpoint of all stores copies."""
-        return sum(served.captures.nbytes for served in self._stores.open.values())
-
-    def serve(self, peer: bytes, message: wire.Capture | wire.AwaitCapture) -> list[Answer]:
-        """Begin a capture, or let worker 0 wait for its file; return the answers that need not wait."""
-        if message.node.role != "worker" or (message.node.rank != 0 and not self._stores.elastic):
-            raise UsageError(f"only worker 0 may send {type(message).__name__}, and {message.node} did")
-        if isinstance(message, wire.AwaitCapture):
-            return self._captures.wait(peer, message)
-        served = self._stores.require(message.store)
-        if self.save is None:
-            raise CheckpointError(
-                f"server {self._rank} has no directory for checkpoints: set KVSTORE_CHECKPOINT_DIR for all processes "
-                "of the job (launch.py --checkpoint-dir)"
-            )
-        self._captures.begin(message.store, message.number)
-        try:
-            clocks = dict(zip(message.ids, message.clocks, strict=True))
-            served.captures.begin(message.store, message.number, clocks, self.save, self.memory)
-        except BaseException:
-            self._captures.forget(message.store, message.number)
-            raise
-        return [Answer(peer, message, wire.Ack(message.seq))]
-
-    def saved(self, capture: StoreCapture, path: Path, outcome: FileRecord | CheckpointError) -> list[Answer]:
-        """Note that ``capture`` was written to ``path``, or why not; return the answers to waiting requests."""
-        if capture.store in self._stores.open:
-            self._stores.open[capture.store].captures.end(capture)
-        if isinstance(outcome, CheckpointError):
-            return self._captures.ended(capture.store, capture.number, outcome)
-        clocks = [capture.clocks[number] for number in capture.ids]
-        captured = wire.Captured(0, outcome.nbytes, outcome.sha256, clocks, capture.optimizer, str(path))
-        return self._captures.ended(capture.store, capture.number, captured)
-
-    def explain(self, node: wire.Node, about: int) -> str:
-        return self._captures.explain(node, about)
+        return Answer(peer, request, replace(outcome, seq=request.seq))
 
 
 class Saver:

@@ -1,6 +1,7 @@
 """The messages between processes, and how they become bytes. Pure: no sockets, no clock, no torch.
 
-A module uses a message as ``wire.Push``, after ``from kvstore import wire``.
+A module uses a message as ``wire.Push``, after ``from kvstore import wire``. The names are listed here, because
+``import *`` would bring ``dataclasses.fields`` in place of the module ``wire.fields``.
 
 members      members and the scheduler: joining, heartbeats, keys, barriers, leaving; which process serves a rank
 arrays       workers, aggregators and servers: values, gradients, optimizers, states, borrowed device memory

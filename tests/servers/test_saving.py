@@ -1,19 +1,19 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from asking import Desk, Worker, optimized, text_of
 from safetensors.torch import load_file
 
 from kvstore import wire
 from kvstore.checkpoint.folders import begin
-from kvstore.errors import CheckpointError, UsageError
+from kvstore.errors import CheckpointError
 from kvstore.sealed_folders import FileRecord, record_of
-from servers.saving import MOST, CaptureDesk, Saver
+from servers.saving import MOST, Saver
 from servers.store.capture import StoreCapture
 
 
@@ -121,32 +121,34 @@ def test_who_awaits_a_file_has_other_answers_forgotten_and_may_ask_again() -> No
     ]
 
 
-DONE = wire.Captured(0, 10, "ab", [3], "sgd", "/there")
+def test_who_waits_is_answered_when_the_file_is_there_and_each_of_its_links_once(tmp_path: Path) -> None:
+    made, complete = desk(1)
+    first = made.workers[0]
+    made.ask(first, asked(first, {1: 0}, 7))
+    request = wire.AwaitCapture(first.me(), 0, 7)
+    for peer in (first.peer, b"new", b"new"):
+        assert made.shard.handle(peer, request) == []
+    assert made.shard.checkpoints.explain(request.node, request.seq) == "is writing checkpoint 7"
+    assert made.shard.checkpoints.explain(request.node, request.seq + 1) == ""
+    (tmp_path / "there").write_bytes(b"file")
+    record = record_of(tmp_path / "there")
+    answers = made.shard.saved(complete[0], Path("/there"), record)
+    captured = wire.Captured(request.seq, 4, record.sha256, [0], complete[0].optimizer, "/there")
+    assert answers == [(first.peer, captured), (b"new", captured)]
+    again = wire.AwaitCapture(first.me(), 0, 7)
+    assert made.reply(first, again) == replace(captured, seq=again.seq)
 
 
-def test_who_waits_is_answered_when_the_file_is_there() -> None:
-    desk = CaptureDesk()
-    worker = Worker()
-    desk.begin(2, 7)
-    request = wire.AwaitCapture(worker.me(), 2, 7)
-    assert desk.wait(worker.peer, request) == []
-    assert desk.explain(worker.node, request.seq) == "is writing checkpoint 7"
-    assert desk.explain(worker.node, request.seq + 1) == ""
-    (answer,) = desk.ended(2, 7, DONE)
-    assert answer == (worker.peer, request, wire.Captured(request.seq, 10, "ab", [3], "sgd", "/there"))
-    again = wire.AwaitCapture(worker.me(), 2, 7)
-    assert desk.wait(worker.peer, again)[0].reply.seq == again.seq
-
-
-def test_a_number_is_asked_for_once_and_few_are_remembered() -> None:
-    desk = CaptureDesk()
-    worker = Worker()
-    desk.begin(0, 1)
-    with pytest.raises(UsageError, match="before"):
-        desk.begin(0, 1)
-    desk.forget(0, 1)
+def test_few_outcomes_are_remembered() -> None:
+    made, complete = desk(1)
+    first = made.workers[0]
     for number in range(1, MOST + 2):
-        desk.begin(0, number)
-        desk.ended(0, number, DONE)
-    (answer,) = desk.wait(worker.peer, wire.AwaitCapture(worker.me(), 0, 1))
-    assert "not known" in answer.reply.text
+        made.ask(first, asked(first, {1: 0}, number))
+        made.shard.saved(complete[-1], Path("file"), CheckpointError("disk full"))
+    texts = [
+        text_of(made.reply(first, wire.AwaitCapture(first.me(), 0, number)), kind)
+        for number, kind in ((1, "UsageError"), (2, "CheckpointError"))
+    ]
+    assert "not known" in texts[0]
+    assert texts[1] == "disk full"
+    assert "before" in text_of(made.reply(first, asked(first, {1: 0}, 2)), "UsageError")

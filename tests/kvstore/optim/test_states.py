@@ -18,7 +18,7 @@ from kvstore import wire
 from kvstore.errors import Mismatch, UsageError, WireError
 from kvstore.optim.fused import LANE, alike
 from kvstore.optim.optimizer import describe, names
-from kvstore.optim.param_groups import ParamGroups, Rates, build, first_state
+from kvstore.optim.param_groups import ParamGroups, Rates, first_state
 from kvstore.optim.states import SegmentState, StateStore, pack_parts, pack_states, unpack_parts, unpack_states
 from kvstore.optim.updater import Updater
 from kvstore.spec import Key
@@ -305,11 +305,6 @@ def test_settings_do_not_add_up() -> None:
 def test_torchs_own_refusals_are_passed_on(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="Invalid"):
         ParamGroups(describe("sgd", options))
-
-
-def test_an_optimizer_is_fused_where_torch_can() -> None:
-    assert build(describe("adam", {}), 0, torch.zeros(1)).defaults["fused"]
-    assert "fused" not in build(describe("rprop", {}), 0, torch.zeros(1)).defaults
 
 
 def test_the_first_state_is_that_after_a_step() -> None:

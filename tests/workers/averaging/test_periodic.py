@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -24,16 +25,22 @@ MARKS = 64  # bytes of what a worker shows the others before an average
 # ---- the weights
 
 
-@pytest.mark.parametrize("options", [{"lr": 0.1}, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}], ids=str)
-def test_after_every_step_it_is_synchronous_training(cluster: ThreadedJob, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("make", [partial(PeriodicAveraging, sync_every=1), PartialSync], ids=["all", "one chunk"])
+@pytest.mark.parametrize(
+    "options", [{"lr": 0.1}, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}], ids=str
+)
+def test_all_weights_after_every_step_are_synchronous_training(
+    cluster: ThreadedJob, options: dict[str, Any], make: Any
+) -> None:
     models = [network(rank) for rank in range(cluster.workers)]
 
     def work(store: DistStore) -> None:
         model = models[store.rank]
-        averaging = PeriodicAveraging(model, torch.optim.SGD(model.parameters(), **options), store, sync_every=1)
+        averaging = make(model, torch.optim.SGD(model.parameters(), **options), store)
         for step in range(5):
             backward(model, step, store.rank, store.num_workers)
             averaging.step()
+        assert (averaging.steps, averaging.rounds) == (5, 5)
 
     cluster.run(work)
     for model in models:
@@ -325,28 +332,6 @@ def test_a_worker_that_does_not_come_is_named() -> None:
 
 
 # ---- partial synchronization: chunks in turn, bounded distance, and with one chunk synchronous training
-
-
-SYNCHRONOUS = [{"lr": 0.1}, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}]
-
-
-@pytest.mark.parametrize("options", SYNCHRONOUS, ids=["plain", "momentum"])
-def test_with_one_chunk_it_is_synchronous_training(cluster: ThreadedJob, options: dict[str, Any]) -> None:
-    models = [network(rank) for rank in range(cluster.workers)]
-
-    def work(store: DistStore) -> None:
-        model = models[store.rank]
-        sync = PartialSync(model, torch.optim.SGD(model.parameters(), **options), store)
-        assert sync.num_chunks == 1
-        for step in range(5):
-            backward(model, step, store.rank, store.num_workers)
-            sync.step()
-        assert (sync.steps, sync.rounds) == (5, 5)
-
-    cluster.run(work)
-    for model in models[1:]:
-        same(models[0], model, atol=0)
-    same(models[0], together(cluster.workers, 5, options))
 
 
 def test_chunks_take_turns(pair: ThreadedJob) -> None:

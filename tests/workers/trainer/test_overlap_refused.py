@@ -88,20 +88,15 @@ def write_numpy(grad: torch.Tensor) -> None:
     grad.numpy()[-1] = 7
 
 
-@pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize(
-    "write",
-    [
-        lambda grad: grad.data.mul_(0.5),
-        lambda grad: grad.data.neg_(),
-        lambda grad: grad.data.view(-1)[-1:].mul_(1.0000002),
-        write_numpy,
-    ],
-    ids=["half", "opposite", "a bit", "numpy"],
+    ("write", "share"),
+    [(lambda grad: grad.data.view(-1)[-1:].mul_(1.0000002), True), (write_numpy, False)],
+    ids=["a bit", "numpy"],
 )
 def test_writes_to_a_gradient_after_its_push_that_torch_does_not_count(
     write: Callable[[torch.Tensor], Any], share: bool
 ) -> None:
+    """Every kind of write is found by what ``workers.common.pushed`` notes: see its tests."""
     for on_store in (True, False):
         rig, plain = (Rig(w, share_gradients=share, update_on_kvstore=on_store) for w in (True, False))
         for one in (rig, plain):
