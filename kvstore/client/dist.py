@@ -88,7 +88,7 @@ class DistStore(KVStore):
         self._pieces = Pieces(session.config.piece_bytes, session.config.least_piece_bytes, len(session.servers))
         self._plans = Plans(self._pieces)
         self._entries = self._plans.entries
-        self._arguments = Arguments(self._plans, self.rule, session.rank, on_device)
+        self._arguments = Arguments(self._plans, self.rule, session.rank, on_device, session.client)
         self._clocks = PushClocks()
         self._closed = False
         self._checkpoints = checkpointing(session, partial(self._beside, "checkpoints")) if checkpoints else None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from kvstore.dynamo import outside_graphs
-from kvstore.errors import Mismatch, UsageError
+from kvstore.errors import UsageError
 from kvstore.rows.ids import array_of_ids
 from kvstore.spec import Key, as_shape
 from kvstore.values import as_dtype, as_tensor, readable
@@ -176,13 +176,11 @@ def is_row_sparse(value: Any) -> bool:
     return isinstance(value, RowSparse) or (isinstance(value, torch.Tensor) and value.layout == torch.sparse_coo)
 
 
-def require_dense(values: Mapping[Key, Sequence[Any]], known: Container[Key]) -> None:
-    """Raise ``Mismatch`` if a value of a key that has an array is row-sparse."""
-    for key, each in values.items():
-        if key in known and any(map(is_row_sparse, each)):
-            raise Mismatch(
-                f"key {key!r} has an array, which takes no RowSparse: push a dense value, such as its to_dense()"
-            )
+def require_whole(outs: Mapping[Key, Sequence[Any]]) -> None:
+    """Raise ``UsageError`` if the value of an array, which is all of it, is to be written into some rows."""
+    for key, each in outs.items():
+        if any(map(is_row_sparse, each)):
+            raise UsageError(f"key {key!r} has an array, whose value is all of it: pass an array of its shape as out")
 
 
 def integers(what: str, given: Any) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -42,6 +42,7 @@ from kvstore.values.ranges import (
     sum_ranges,
     summed_in,
 )
+from kvstore.values.row_ranges import RowRange, RowWindow
 
 mark_early()
 
@@ -50,6 +51,8 @@ __all__ = [
     "Layout",
     "Leaving",
     "PayloadRange",
+    "RowRange",
+    "RowWindow",
     "TensorRange",
     "all_finite",
     "as_dtype",
