@@ -19,7 +19,7 @@ from kvstore.optim.param_groups import ParamGroups, Rates, build, first_state
 from kvstore.optim.row_rules import RowRule, RowState
 from kvstore.optim.states import StateStore, aligned
 from kvstore.spec import Key, shorten
-from kvstore.values import RowRange, RowWindow, cut, one_thread, split_like
+from kvstore.values import RowPlaces, RowRange, RowWindow, cut, one_thread, split_like
 
 
 class Updater:
@@ -173,32 +173,34 @@ class Updater:
         rule = self.optimizer.found.rows
         return rule is not None and all(self.optimizer.lazy(number) for number, *_ in group.members)
 
-    def step_rows(self, group: FusedGroup, grads: Sequence[RowRange], keep: bool = False) -> None:
+    def step_rows(self, group: FusedGroup, grads: Sequence[Sequence[RowRange]], keep: bool = False) -> None:
         """Update some rows of the weights of ``group``, which is ``lazy``: all, or none if the optimizer fails.
 
         Args:
-            grads: of the dtype of the params. Their windows together are all weights. They are overwritten.
+            grads: of the dtype of the params, in one or several parts. The windows of each are all weights. What the
+                last part that has a row makes of it is its new value. They are overwritten.
             keep: whether they must stay as they are.
 
         Raises:
             WeightsInDoubt: it failed when it had perhaps written some rows.
         """
         kinds = {id(param): kind for kind, params in group.members.items() for param in params}
-        written: list[tuple[torch.Tensor, RowWindow, Any, torch.Tensor]] = []
+        written: list[tuple[RowPlaces, torch.Tensor, torch.Tensor]] = []
         counts: list[torch.Tensor] = []
         start = 0
         for place, param in enumerate(group.params):
             first, start = start, start + param.numel()
             if id(param) not in kinds:
                 continue
-            for part in cast("list[RowRange]", cut(grads, first, start)):
-                written += self._stepped_rows(group, place, kinds[id(param)], part, keep)
+            for ranges in grads:
+                for part in cast("list[RowRange]", cut(ranges, first, start)):
+                    written += self._stepped_rows(group, place, kinds[id(param)], part, keep)
             if "step" in (state := self.states.by_param.get(param, {})):
                 counts.append(state["step"])
         group.stepped = True
         try:
-            for flat, window, ids, rows in written:
-                window.put(flat, ids, rows)
+            for places, flat, rows in written:
+                places.put(flat, rows)
             for count in counts:
                 count.add_(1)
         except Exception as exc:
@@ -206,25 +208,24 @@ class Updater:
 
     def _stepped_rows(
         self, group: FusedGroup, place: int, kind: Kind, part: RowRange, keep: bool
-    ) -> list[tuple[torch.Tensor, RowWindow, Any, torch.Tensor]]:
-        """Return what an update of rows writes: to where, which parts of which rows, and these rows."""
-        param, window, ids = group.params[place], part.window, part.ids
+    ) -> list[tuple[RowPlaces, torch.Tensor, torch.Tensor]]:
+        """Return what an update of rows writes: where in what, and which rows."""
+        param, window = group.params[place], part.window
         updater = self._row_updater(kind, param.dtype, window.width, group.keys[place][0])
         own = self._row_states(param, kind[0], updater.states, window.width)
-        inside = slice(part.start, part.stop)
-        wholes = [param, *(own[name] for name in updater.states)]
-        narrow = [False, *(state.columns is not None for state in updater.states.values())]
-        places = [
-            (whole.view(-1), RowWindow(0, whole.numel(), 1)) if one else (whole.view(-1)[inside], window)
-            for whole, one in zip(wholes, narrow, strict=True)
-        ]
-        rows, *states = (which.gather(flat, ids).cpu() for flat, which in places)
+        places, inside = window.places(part.ids), slice(part.start, part.stop)
+        where = [(places, param.view(-1)[inside])]
+        for name, state in updater.states.items():
+            flat = own[name].view(-1)
+            narrow = state.columns is not None  # of each row of an array that is whole
+            where.append((RowWindow(0, flat.numel(), 1).places(part.ids), flat) if narrow else (places, flat[inside]))
+        rows, *states = (each.gather(flat).cpu() for each, flat in where)
         count = int(own["step"]) + 1 if "step" in own else 1 + (kind[-1] or group.stepped)
         hyper = RowHyperparameters(self.lr, self.rescale_grad, self.changes)
         updater.step(count, rows, part.rows.cpu(), dict(zip(updater.states, states, strict=True)), hyper, keep)
-        written = [(flat, which, ids, values) for (flat, which), values in zip(places, [rows, *states], strict=True)]
+        written = [(each, flat, values) for (each, flat), values in zip(where, [rows, *states], strict=True)]
         if (mirror := group.mirror(place)) is not None:
-            written.append((mirror[inside], window, ids, rows))
+            written.append((places, mirror[inside], rows))
         return written
 
     def _row_updater(self, kind: Kind, dtype: torch.dtype, width: int, key: Key) -> RowUpdater:

@@ -333,7 +333,7 @@ class LocalStore(KVStore):
             stored = self._stored[key]
             group = updater.alone(key, stored)
             if updater.lazy(group):
-                updater.step_rows(group, [part], keep=True)  # perhaps it is the caller's memory
+                updater.step_rows(group, [[part]], keep=True)  # perhaps it is the caller's memory
             else:
                 whole[key] = part.values.to(stored.device).view(stored.shape)
         return whole

@@ -5,7 +5,7 @@ A row that straddles a cut travels whole to both sides, and each takes its part 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,61 +34,96 @@ class RowWindow(NamedTuple):
         """Return elements ``start`` to ``stop`` of the range."""
         return RowWindow(self.first + start, stop - start, self.width)
 
-    def gather(self, flat: torch.Tensor, ids: Any) -> torch.Tensor:
-        """Return rows ``ids`` of ``flat``, which are the elements of the range; 0 where a row is outside of it.
+    def places(self, ids: Any) -> RowPlaces:
+        """Return where rows ``ids`` are in the range.
 
         Args:
             ids: an array of int64, rising, of rows that are in the range at least in part.
         """
-        whole, index, place = self._whole(flat, ids)
-        if len(index) == len(ids):
-            return whole.index_select(0, index)
-        rows = flat.new_zeros((len(ids), self.width))
-        if len(index):
-            rows[place : place + len(index)] = whole.index_select(0, index)
-        for at, inside, of_row in self._edges(ids):
-            rows[at, of_row] = flat[inside]
-        return rows
-
-    def put(self, flat: torch.Tensor, ids: Any, rows: torch.Tensor) -> None:
-        """Write ``rows`` to where ``gather`` takes them from."""
-        whole, index, place = self._whole(flat, ids)
-        rows = rows.to(flat.device, flat.dtype)
-        if len(index):
-            whole.index_copy_(0, index, rows[place : place + len(index)])
-        for at, inside, of_row in self._edges(ids):
-            flat[inside] = rows[at, of_row]
-
-    def add(self, flat: torch.Tensor, ids: Any, rows: torch.Tensor) -> None:
-        """Add ``rows`` to where ``gather`` takes them from."""
-        whole, index, place = self._whole(flat, ids)
-        rows = rows.to(flat.device, flat.dtype)
-        if len(index):
-            whole.index_add_(0, index, rows[place : place + len(index)])
-        for at, inside, of_row in self._edges(ids):
-            flat[inside] += rows[at, of_row]
-
-    def _whole(self, flat: torch.Tensor, ids: Any) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Return the rows that are wholly in ``flat``, which of them are among ``ids``, and where these begin there."""
         top, bottom = -(-self.first // self.width), (self.first + self.size) // self.width
-        if top >= bottom:
-            return flat[:0].view(0, self.width), torch.empty(0, dtype=torch.int64, device=flat.device), 0
-        start = top * self.width - self.first
-        whole = flat[start : start + (bottom - top) * self.width].view(-1, self.width)
-        place = int(len(ids) > 0 and ids[0] < top)
-        stop = len(ids) - int(len(ids) > 0 and ids[-1] >= bottom)
-        return whole, torch.from_numpy(ids[place:stop] - top).to(flat.device), place
-
-    def _edges(self, ids: Any) -> Iterator[tuple[int, slice, slice]]:
-        """Yield the rows that are cut: the place among ``ids``, which elements are in the range, and which of the row.
-
-        Only the first row and the last one can be.
-        """
+        edges: list[Edge] = []
         for at in dict.fromkeys((0, len(ids) - 1)) if len(ids) else ():
             begin = int(ids[at]) * self.width - self.first
             start, stop = max(begin, 0), min(begin + self.width, self.size)
             if stop - start < self.width:
-                yield at, slice(start, stop), slice(start - begin, stop - begin)
+                edges.append(Edge(at, slice(start, stop), slice(start - begin, stop - begin)))
+        if top >= bottom:
+            return RowPlaces(len(ids), self.width, 0, 0, 0, ids[:0], edges)
+        before = sum(edge.row.start > 0 for edge in edges)
+        whole = ids[before : len(ids) - len(edges) + before]
+        return RowPlaces(len(ids), self.width, top * self.width - self.first, bottom - top, before, whole - top, edges)
+
+
+class Edge(NamedTuple):
+    """A row that is partly in a range: which of the rows it is, which elements of the range, and which of the row."""
+
+    at: int
+    inside: slice
+    row: slice
+
+
+class RowPlaces(NamedTuple):
+    """Where some rows are in a range of an array.
+
+    Attributes:
+        number, width: of the rows, and of their elements.
+        start, count: from which element on there are whole rows in the range, and how many.
+        before: 1 if the first of the rows is partly in the range, and ends there; else 0.
+        index: of those that are wholly in the range, which of ``count`` they are.
+        edges: those that are not.
+    """
+
+    number: int
+    width: int
+    start: int
+    count: int
+    before: int
+    index: Any
+    edges: Sequence[Edge]
+
+    def gather(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return the rows in ``flat``, which are the elements of the range, copied; 0 where a row is outside of it."""
+        whole = self._whole(flat)
+        if not self.edges and flat.is_cpu:
+            taken = torch.empty((self.number, self.width), dtype=flat.dtype, device="cpu")
+            if self.number:
+                _items(whole).take(self.index, out=_items(taken), mode="clip")
+            return taken
+        rows = flat.new_zeros((self.number, self.width))
+        rows[self._wholes] = whole.index_select(0, torch.from_numpy(self.index).to(flat.device))
+        for at, inside, of_row in self.edges:
+            rows[at, of_row] = flat[inside]
+        return rows
+
+    def put(self, flat: torch.Tensor, rows: torch.Tensor) -> None:
+        """Write ``rows`` to where ``gather`` takes them from."""
+        rows = rows.to(flat.device, flat.dtype)
+        if flat.is_cpu:
+            _items(self._whole(flat)).put(self.index, _items(rows[self._wholes].contiguous()), mode="clip")
+        else:
+            self._whole(flat).index_copy_(0, torch.from_numpy(self.index).to(flat.device), rows[self._wholes])
+        for at, inside, of_row in self.edges:
+            flat[inside] = rows[at, of_row]
+
+    def add(self, flat: torch.Tensor, rows: torch.Tensor) -> None:
+        """Add ``rows`` to where ``gather`` takes them from."""
+        rows = rows.to(flat.device, flat.dtype)
+        self._whole(flat).index_add_(0, torch.from_numpy(self.index).to(flat.device), rows[self._wholes])
+        for at, inside, of_row in self.edges:
+            flat[inside] += rows[at, of_row]
+
+    @property
+    def _wholes(self) -> slice:
+        return slice(self.before, self.before + len(self.index))
+
+    def _whole(self, flat: torch.Tensor) -> torch.Tensor:
+        return flat[self.start : self.start + self.count * self.width].view(self.count, self.width)
+
+
+def _items(rows: torch.Tensor) -> Any:
+    """Return ``rows``, on the CPU, as an array with one item for each: numpy copies these in less time than torch."""
+    item = np.dtype((np.void, rows.shape[1] * rows.itemsize))
+    return rows.view(torch.uint8).numpy().view(item).reshape(-1)
 
 
 class RowRange(NamedTuple):
@@ -111,7 +146,7 @@ class RowRange(NamedTuple):
     @property
     def values(self) -> torch.Tensor:
         flat = self.rows.new_zeros(self.window.size)
-        self.window.put(flat, self.ids, self.rows)
+        self.window.places(self.ids).put(flat, self.rows)
         return flat
 
     def cut(self, start: int, stop: int) -> RowRange:
@@ -121,7 +156,7 @@ class RowRange(NamedTuple):
 
     def write(self, out: torch.Tensor, add: bool) -> None:
         if add:
-            self.window.add(out, self.ids, self.rows)
+            self.window.places(self.ids).add(out, self.rows)
         else:
             out.zero_()
-            self.window.put(out, self.ids, self.rows)
+            self.window.places(self.ids).put(out, self.rows)

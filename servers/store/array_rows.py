@@ -17,7 +17,8 @@ import torch
 from kvstore import wire
 from kvstore.errors import Mismatch, UsageError, WireError
 from kvstore.rows.ids import Ids
-from kvstore.rows.sums import Room, sum_rows
+from kvstore.rows.sums import Room, RowBatch, sum_rows
+from kvstore.rows.updates import shared_rows
 from kvstore.spec import Key, Spec
 from kvstore.values import PayloadRange, RowRange, RowWindow, as_dtype, cut, from_buffer, to_buffer
 from servers.store.target import HeldSegments
@@ -96,6 +97,24 @@ def _require(who: Any, key: Key, specs: Sequence[Spec], window: RowWindow, ids: 
             f"{who} pushed row {ids[position]} (position {position}) of {key!r}, of which this server has the rows "
             f"{least} to {stop - 1}"
         )
+
+
+def apart(payloads: Sequence[Sequence[Any]], dtype: str) -> list[list[RowRange]] | None:
+    """Return rows of two workers to step with one after the other, and last the sums of the rows that both have.
+
+    That saves a third of the copies; see ``update_parts``. None where the sum of all is better, or the only way.
+    """
+    if len(payloads) != 2 or len(payloads[0]) != 1 or len(payloads[1]) != 1:
+        return None
+    (first,), (second,) = payloads
+    if first.window != second.window or not first.rows.dtype == second.rows.dtype == as_dtype(dtype):
+        return None
+    shared = shared_rows(*(RowBatch(each.ids, each.rows.numpy(), [0, len(each.ids)]) for each in (first, second)))
+    if shared is None:
+        return None
+    at, again = map(torch.from_numpy, shared)
+    both = RowRange(first.start, first.window, first.ids[shared[0]], first.rows[at] + second.rows[again])
+    return [[first], [second], [both]]
 
 
 def summed(payloads: Sequence[Sequence[Any]], key: Key, dtype: str, room: Room | None) -> list[RowRange]:

@@ -25,6 +25,7 @@ from kvstore.optim.fused import FusedGroup
 from kvstore.optim.optimizer import Optimizer, log_replaced
 from kvstore.optim.states import SegmentState, pack_states, unpack_parts, unpack_states
 from kvstore.optim.updater import NO_CHANGES, RowHyperparameters, Updater
+from kvstore.rows.sums import Room
 from kvstore.rule import Rule
 from kvstore.spec import FLOATS, ITEMSIZE, Key, require_floats, shorten, sum_dtype
 from kvstore.transport.memory import Memory
@@ -41,7 +42,7 @@ from kvstore.values import (
     sum_ranges,
 )
 from servers.names import workers
-from servers.store.array_rows import is_rows, rows_of, summed
+from servers.store.array_rows import apart, is_rows, rows_of, summed
 from servers.store.bucket import Bucket, Contribution
 from servers.store.buckets import Buckets
 from servers.store.hyperparameters import UpdateHyperparameters, agreed_by, asked, compressions
@@ -332,22 +333,18 @@ class Updates:
             bucket.writable()
             group = self._group(updater, bucket)
             group.point(bucket.value)
-            room = None if recording is None else recording.room
             payloads = [each.ranges for each in update.contributions]
-            gradient = [
-                part._replace(rows=self._corrected_rows(updater, update, part))
-                for part in summed(payloads, bucket.segments.keys[0], dtype, room)
-            ]
-            if (check := self._check(bucket, update.contributions)) is not None:
-                for part in gradient:
-                    check(part.rows)
+            plain = update.scale == 1 and not (recording is not None or self._rule.finite or self._rule.compensation)
+            gradient = apart(payloads, dtype) if plain else None
+            if gradient is None:
+                gradient = [self._summed_rows(updater, update, None if recording is None else recording.room)]
         except Exception as exc:  # nothing has changed
             if recording is not None:
                 recording.values([], {bucket: exc})
             return {bucket: exc}
         if recording is not None:
             self._hand_over.keeps([bucket], 0)  # so the standby makes the updates that it has kept, and then this one
-            recording.rows(bucket, gradient, update.hyper)
+            recording.rows(bucket, gradient[0], update.hyper)
         try:
             updater.step_rows(group, gradient, keep=True)
         except Exception as exc:
@@ -361,15 +358,25 @@ class Updates:
             group = self._groups[bucket] = updater.group(bucket.ids, bucket.shapes, bucket.value)
         return group
 
+    def _summed_rows(self, updater: Updater, update: Update, room: Room | None) -> list[RowRange]:
+        """Return the gradient for a bucket, whose contributions are some rows."""
+        bucket, payloads = update.bucket, [each.ranges for each in update.contributions]
+        sums = summed(payloads, bucket.segments.keys[0], sum_dtype(bucket.dtype), room)
+        gradient = [part._replace(rows=self._corrected_rows(updater, update, part)) for part in sums]
+        if (check := self._check(bucket, update.contributions)) is not None:
+            for part in gradient:
+                check(part.rows)
+        return gradient
+
     def _corrected_rows(self, updater: Updater, update: Update, part: RowRange) -> torch.Tensor:
         """Do what ``_corrected`` does, of the rows of ``part``."""
         gradient = part.rows if update.scale == 1 else part.rows * update.scale
         before = update.bucket.read_by.get(update.contributions[0].ranks[0]) if self._rule.compensation else None
         if before is None:
             return gradient
+        places = part.window.places(part.ids)
         now, then = (
-            part.window.gather(value[part.start : part.stop], part.ids).to(gradient.dtype)
-            for value in (update.bucket.value, before)
+            places.gather(value[part.start : part.stop]).to(gradient.dtype) for value in (update.bucket.value, before)
         )
         return gradient + self._rule.compensation * updater.rescale_grad * gradient * gradient * (now - then)
 
