@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import Annotated, Any
 
-from kvstore.errors import WireError
 from kvstore.job.settings import MAX_NODES
 from kvstore.lineage import UNKNOWN
 from kvstore.rule import AGGREGATE, LATE
@@ -92,8 +91,6 @@ class ClosedRounds(Message):
         if self.scales:
             same_length(self.sizes, self.scales)
         if self.runs:
-            if len(self.sizes) != 1:
-                raise WireError(f"rows of {len(self.sizes)} buckets; a record has those of one")
             require_runs(self.runs, len(self.ids))
 
 

@@ -213,6 +213,8 @@ class Updates:
         """Close rounds that another server has recorded."""
         buckets = self._buckets.group(message.ids, message.sizes)
         failures = {place: rebuild(kind, text) for place, kind, text in message.failures}
+        if message.runs and len(buckets) != 1:
+            raise ValueError(f"rows of {len(buckets)} buckets in one record")
         if not message.runs and len(message.buffers) + len(failures) != len(buckets):
             raise ValueError(f"{len(message.buffers)} sums for {len(buckets)} buckets, {len(failures)} without")
         if message.buffers and message.assigned != (self.updater is None):
