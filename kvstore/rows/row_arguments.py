@@ -33,7 +33,7 @@ class ArrayOfRows:
     def of(cls, what: str, spec: Spec) -> ArrayOfRows:
         """Return the array of ``spec``; raise ``UsageError`` if it has no rows."""
         if len(spec.shape) < 2 or not spec.size:
-            raise UsageError(f"{what} is of {spec}, an array without rows: push a dense value, such as its to_dense()")
+            raise UsageError(f"{what} is of {spec}, an array without rows, so it takes no RowSparse: push to_dense()")
         return cls(spec.shape[0], spec.shape[1:], spec.dtype)
 
     @property

@@ -133,7 +133,7 @@ def test_rows_that_an_array_cannot_have_are_an_error_at_the_call(run: Run, value
         store.init(["w", "b"], [FIRST, torch.zeros(3)])
         with pytest.raises(error, match=text):
             store.push("w", value)
-        with pytest.raises(kv.UsageError, match="an array without rows: push a dense value"):
+        with pytest.raises(kv.UsageError, match=r"an array without rows, .*: push to_dense\(\)"):
             store.push("b", kv.RowSparse([1], torch.ones(1, 1)))
         with pytest.raises(kv.KeyNotInitialized):
             store.push("x", sparse(1))
