@@ -13,7 +13,6 @@ import torch
 from kvstore.client.calls import Arguments, distinct, new_arrays, tables_among
 from kvstore.client.checkpointing import checkpointing
 from kvstore.client.compression import Compressing, compressing
-from kvstore.client.compression import describe as describe_compression
 from kvstore.client.entries import Entries, Entry, PushClocks
 from kvstore.client.lending import Lending
 from kvstore.client.optimizing import Optimizing, StoredStates, advice, described, warn
@@ -24,6 +23,7 @@ from kvstore.client.requests import Joining, Requests, WorkerBarriers
 from kvstore.client.resuming import TrainedStore
 from kvstore.client.store_options import parse
 from kvstore.client.stored_tables import StoredRows, StoredTables, TableReading
+from kvstore.codecs.options import chosen
 from kvstore.errors import Unsupported, UsageError
 from kvstore.job.config import Config
 from kvstore.lineage import Version
@@ -219,7 +219,7 @@ class DistStore(KVStore):
 
     def set_gradient_compression(self, compression: Mapping[str, object] | None) -> None:
         self._check()
-        wanted = describe_compression(compression)
+        wanted = chosen(compression)
         now = self._pushes.compressing
         if wanted is not None and now is not None and now.compression == wanted:
             how: Compressing | None = now

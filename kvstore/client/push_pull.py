@@ -24,8 +24,9 @@ from kvstore.client.unpack import RowReader, Writer
 from kvstore.errors import UsageError
 from kvstore.member.activity import StoreActivity
 from kvstore.member.outstanding import Effect, PendingRequest, Turn
+from kvstore.rows.row_sparse import require_uncompressed
 from kvstore.rule import Rule
-from kvstore.spec import Key, require_floats, shorten
+from kvstore.spec import Key, require_floats
 from kvstore.ticket import Operation
 from kvstore.transport import Peer
 from kvstore.values import Leaving
@@ -159,10 +160,7 @@ class Pushes:
         if self._optimizing.optimizer is not None:
             require_floats(zip(plan.keys, plan.specs, strict=True))
         if self.compressing is not None:
-            raise UsageError(
-                f"rows of {shorten(plan.keys)}, an array, cannot be compressed as its whole gradients are: push dense "
-                "values, such as to_dense(), or a table, kv.Table(codec=...), or use a store without compression"
-            )
+            require_uncompressed(plan.keys)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every push has taken effect; raise what has gone wrong."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from kvstore.dynamo import outside_graphs
 from kvstore.errors import UsageError
 from kvstore.rows.ids import array_of_ids
-from kvstore.spec import Key, as_shape
+from kvstore.spec import Key, as_shape, shorten
 from kvstore.values import as_dtype, as_tensor, readable
 
 
@@ -181,6 +181,15 @@ def require_whole(outs: Mapping[Key, Sequence[Any]]) -> None:
     for key, each in outs.items():
         if any(map(is_row_sparse, each)):
             raise UsageError(f"key {key!r} has an array, whose value is all of it: pass an array of its shape as out")
+
+
+def require_uncompressed(keys: Iterable[Key]) -> None:
+    """Raise ``UsageError`` if there are ``keys`` of arrays of which a store that compresses is to take some rows."""
+    if listed := list(keys):
+        raise UsageError(
+            f"rows of {shorten(listed)}, an array, cannot be compressed as its whole gradients are: push dense values, "
+            "such as to_dense(), or a table, kv.Table(codec=...), or use a store without compression"
+        )
 
 
 def integers(what: str, given: Any) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from kvstore.codecs.options import chosen
 from kvstore.errors import AlreadyInitialized, Mismatch, NotFinite, UsageError, WeightsInDoubt, again
 from kvstore.optim import states_file
 from kvstore.optim.hyperparameters import finite, require_weight
@@ -16,11 +17,12 @@ from kvstore.optim.optimizer import describe, log_replaced, require_shapes
 from kvstore.optim.updater import OWN, RowHyperparameters, Updater, refusals
 from kvstore.rows.ids import Ids
 from kvstore.rows.row_arguments import ArrayOfRows, Wanted, contribution, is_table
-from kvstore.rows.row_sparse import RowSparse, is_row_sparse, require_whole
+from kvstore.rows.row_sparse import RowSparse, is_row_sparse, require_uncompressed, require_whole
 from kvstore.rows.row_table import split
 from kvstore.spec import Key, Spec, check_key, require_floats, require_same, without_value
 from kvstore.store.arguments import RowRequest, RowRequests, array_outs, one_kind
 from kvstore.store.base import KVStore, TableChanges
+from kvstore.store.device_compression import DeviceCompression
 from kvstore.store.local_tables import LocalTables
 from kvstore.store.registry import flag, require_options
 from kvstore.store.statistics import Statistics
@@ -43,6 +45,7 @@ class LocalStore(KVStore):
         self._updater: Updater | None = None
         self._function: Callable[[Key, Any, Any], None] | None = None
         self._factor = 1.0  # of sums that become values
+        self._compressing: DeviceCompression | None = None
         self._tables = LocalTables(check_finite)
         self._pushes = self._pulls = 0
         self._doubts: dict[Key, WeightsInDoubt] = {}  # what an optimizer may have half updated, and how
@@ -86,6 +89,9 @@ class LocalStore(KVStore):
         rows = {key: self._tables.contribution(key, each) for key, each in values.items() if key not in arrays}
         if self._updater is not None:
             require_floats((key, self._specs[key]) for key in arrays)
+        if self._compressing is not None:
+            require_uncompressed(some)
+            given = self._compressing.decoded(given)
         merged = {key: self._reduce(key, tensors) for key, tensors in given.items()}
         if self._check_finite:
             self._require_finite(merged | {key: part.rows for key, part in some.items()})
@@ -281,6 +287,12 @@ class LocalStore(KVStore):
         self._tables.require_keys(tables, path)
         updater.states.load(arrays, self._stored)
         self._tables.load_states(tables)
+
+    def set_gradient_compression(self, compression: Mapping[str, object] | None) -> None:
+        self._check()
+        wanted, now = chosen(compression), self._compressing
+        if wanted is None or now is None or now.compression != wanted:
+            self._compressing = None if wanted is None else DeviceCompression(wanted)
 
     def companion(self) -> KVStore:
         return type(self)(self._name)

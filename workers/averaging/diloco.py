@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from kvstore import AlreadyInitialized, KVStore, UnknownName, UsageError
-from kvstore.client.compression import describe as described
+from kvstore.codecs.options import chosen
 from kvstore.plain import scalar
 from kvstore.ticket import Ticket
 from workers.averaging.stepper import Stepper, require_alike
@@ -345,7 +345,7 @@ class DiLoCo(Stepper):
             "fragments": fragments,
             "overlap": overlap,
             "mixing": str(self._mixing),
-            "compression_params": str(described(compression_params)),
+            "compression_params": str(chosen(compression_params)),
             "weight": str(weight),
         }
         values = params if self._averaged is None else everything_of(model)
