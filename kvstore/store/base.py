@@ -230,7 +230,8 @@ class KVStore:
     def set_gradient_compression(self, compression: Mapping[str, object] | None) -> None:
         """Compress what is pushed from now on; on all workers alike, before a push or between two.
 
-        What an encoding lacks is kept and goes with the next push of the key. Integers are sent as they are.
+        What an encoding lacks is kept and goes with the next push of the key. Integers are sent as they are. A store in
+        one process sends nothing: there each device's value is encoded, with a residual of its own, and decoded.
 
         Args:
             compression: a dict with ``type``, the parameters of that type, and perhaps ``pull``: a type, or such a
@@ -249,7 +250,7 @@ class KVStore:
         Raises:
             UnknownName: no such type or parameter; the message lists those there are.
             UsageError: a parameter out of range.
-            Unsupported: this store sends nothing.
+            Unsupported: ``pull`` is given for a store in one process.
         """
         raise self._unsupported("set_gradient_compression")
 

@@ -9,7 +9,7 @@ import torch
 from kvstore.codecs import Compressor
 from kvstore.codecs.described import decode
 from kvstore.codecs.options import Compression
-from kvstore.errors import UsageError
+from kvstore.errors import Unsupported
 from kvstore.spec import Key
 
 
@@ -19,12 +19,12 @@ class DeviceCompression:
     Nothing is sent, so it saves nothing. It is what a job with as many workers would compute, to try a codec with.
 
     Raises:
-        UsageError: ``compression`` is of what comes back, too.
+        Unsupported: ``compression`` is of what comes back, too.
     """
 
     def __init__(self, compression: Compression) -> None:
         if compression.pull is not None:
-            raise UsageError("a store in one process sends nothing back: leave out 'pull'")
+            raise Unsupported("a store in one process sends nothing back: leave out 'pull'")
         self.compression = compression
         self._compressors: list[Compressor] = []  # by position among the values of a key
 

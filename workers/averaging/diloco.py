@@ -287,7 +287,7 @@ class DiLoCo(Stepper):
     Raises:
         UsageError: an argument is invalid; or the store is asynchronous, or serves another model.
         UnknownName: no such outer optimizer, hyper-parameter or compression.
-        Unsupported: ``compression_params`` is given for a store in one process, which sends nothing.
+        Unsupported: ``compression_params`` has ``pull`` for a store in one process, which sends nothing back.
         Mismatch: workers disagree on a setting or the model.
     """
 

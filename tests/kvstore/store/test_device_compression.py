@@ -56,7 +56,7 @@ def test_integers_are_summed_as_they_are() -> None:
 
 def test_what_cannot_be_compressed_is_an_error() -> None:
     store = kv.create("local")
-    with pytest.raises(kv.UsageError, match="leave out 'pull'"):
+    with pytest.raises(kv.Unsupported, match="leave out 'pull'"):
         store.set_gradient_compression({"type": "fp16", "pull": "fp16"})
     with pytest.raises(kv.UnknownName):
         store.set_gradient_compression({"type": "3bit"})
