@@ -19,7 +19,7 @@ from kvstore.optim.param_groups import ParamGroups, Rates, build, first_state
 from kvstore.optim.row_rules import RowRule, RowState
 from kvstore.optim.states import StateStore, aligned
 from kvstore.spec import Key, shorten
-from kvstore.values import RowPlaces, RowRange, RowWindow, cut, one_thread, split_like
+from kvstore.values import PlacedRows, RowRange, RowWindow, cut, one_thread, split_like
 
 
 class Updater:
@@ -185,7 +185,7 @@ class Updater:
             WeightsInDoubt: it failed when it had perhaps written some rows.
         """
         kinds = {id(param): kind for kind, params in group.members.items() for param in params}
-        written: list[tuple[RowPlaces, torch.Tensor, torch.Tensor]] = []
+        written: list[tuple[PlacedRows, torch.Tensor, torch.Tensor]] = []
         counts: list[torch.Tensor] = []
         start = 0
         for place, param in enumerate(group.params):
@@ -208,7 +208,7 @@ class Updater:
 
     def _stepped_rows(
         self, group: FusedGroup, place: int, kind: Kind, part: RowRange, keep: bool
-    ) -> list[tuple[RowPlaces, torch.Tensor, torch.Tensor]]:
+    ) -> list[tuple[PlacedRows, torch.Tensor, torch.Tensor]]:
         """Return what an update of rows writes: where in what, and which rows."""
         param, window = group.params[place], part.window
         updater = self._row_updater(kind, param.dtype, window.width, group.keys[place][0])

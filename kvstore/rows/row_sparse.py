@@ -1,4 +1,4 @@
-"""``RowSparse``: some rows of a table, as they are pushed and pulled."""
+"""``RowSparse``: some rows of a table or an array, as they are pushed and pulled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvstore.values import as_dtype, as_tensor, readable
 
 @outside_graphs
 class RowSparse:
-    """Rows of a table by their ids: a gradient, or what was pulled. MXNet's ``row_sparse_array``.
+    """Rows of a table, or of an array, by their ids: a gradient, or what was pulled. MXNet's ``row_sparse_array``.
 
         store.push("item", kv.RowSparse([3, 7], grads))  # grads: a row for each id
         rows = kv.RowSparse.zeros((10**6, 64))

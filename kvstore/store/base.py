@@ -109,6 +109,8 @@ class KVStore:
             key: one key or a list of them.
             value: for each key, a value or a list of them (one per device). For a table each is a ``RowSparse`` or a
                 ``torch.sparse_coo`` tensor: rows of one id are summed, and rows that no worker pushes stay as they are.
+                So may be those of an array: an optimizer with a rule for rows updates these alone, and otherwise all
+                others have zeros.
             priority: higher ones are served first where there is a choice.
             wait: return when the push has taken effect; if False, at once, when the values have been copied.
 

@@ -42,7 +42,7 @@ from kvstore.values.ranges import (
     sum_ranges,
     summed_in,
 )
-from kvstore.values.row_ranges import RowPlaces, RowRange, RowWindow
+from kvstore.values.row_ranges import PlacedRows, RowRange, RowWindow
 
 mark_early()
 
@@ -51,7 +51,7 @@ __all__ = [
     "Layout",
     "Leaving",
     "PayloadRange",
-    "RowPlaces",
+    "PlacedRows",
     "RowRange",
     "RowWindow",
     "TensorRange",

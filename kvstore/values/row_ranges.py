@@ -34,7 +34,7 @@ class RowWindow(NamedTuple):
         """Return elements ``start`` to ``stop`` of the range."""
         return RowWindow(self.first + start, stop - start, self.width)
 
-    def places(self, ids: Any) -> RowPlaces:
+    def places(self, ids: Any) -> PlacedRows:
         """Return where rows ``ids`` are in the range.
 
         Args:
@@ -48,10 +48,10 @@ class RowWindow(NamedTuple):
             if stop - start < self.width:
                 edges.append(Edge(at, slice(start, stop), slice(start - begin, stop - begin)))
         if top >= bottom:
-            return RowPlaces(len(ids), self.width, 0, 0, 0, ids[:0], edges)
+            return PlacedRows(len(ids), self.width, 0, 0, 0, ids[:0], edges)
         before = sum(edge.row.start > 0 for edge in edges)
         whole = ids[before : len(ids) - len(edges) + before]
-        return RowPlaces(len(ids), self.width, top * self.width - self.first, bottom - top, before, whole - top, edges)
+        return PlacedRows(len(ids), self.width, top * self.width - self.first, bottom - top, before, whole - top, edges)
 
 
 class Edge(NamedTuple):
@@ -62,23 +62,23 @@ class Edge(NamedTuple):
     row: slice
 
 
-class RowPlaces(NamedTuple):
+class PlacedRows(NamedTuple):
     """Where some rows are in a range of an array.
 
     Attributes:
         number, width: of the rows, and of their elements.
-        start, count: from which element on there are whole rows in the range, and how many.
+        start, whole: from which element on there are whole rows in the range, and how many.
         before: 1 if the first of the rows is partly in the range, and ends there; else 0.
-        index: of those that are wholly in the range, which of ``count`` they are.
+        which: of those that are wholly in the range, which of ``whole`` they are.
         edges: those that are not.
     """
 
     number: int
     width: int
     start: int
-    count: int
+    whole: int
     before: int
-    index: Any
+    which: Any
     edges: Sequence[Edge]
 
     def gather(self, flat: torch.Tensor) -> torch.Tensor:
@@ -87,10 +87,10 @@ class RowPlaces(NamedTuple):
         if not self.edges and flat.is_cpu:
             taken = torch.empty((self.number, self.width), dtype=flat.dtype, device="cpu")
             if self.number:
-                _items(whole).take(self.index, out=_items(taken), mode="clip")
+                _items(whole).take(self.which, out=_items(taken), mode="clip")
             return taken
         rows = flat.new_zeros((self.number, self.width))
-        rows[self._wholes] = whole.index_select(0, torch.from_numpy(self.index).to(flat.device))
+        rows[self._wholes] = whole.index_select(0, torch.from_numpy(self.which).to(flat.device))
         for at, inside, of_row in self.edges:
             rows[at, of_row] = flat[inside]
         return rows
@@ -99,25 +99,25 @@ class RowPlaces(NamedTuple):
         """Write ``rows`` to where ``gather`` takes them from."""
         rows = rows.to(flat.device, flat.dtype)
         if flat.is_cpu:
-            _items(self._whole(flat)).put(self.index, _items(rows[self._wholes].contiguous()), mode="clip")
+            _items(self._whole(flat)).put(self.which, _items(rows[self._wholes].contiguous()), mode="clip")
         else:
-            self._whole(flat).index_copy_(0, torch.from_numpy(self.index).to(flat.device), rows[self._wholes])
+            self._whole(flat).index_copy_(0, torch.from_numpy(self.which).to(flat.device), rows[self._wholes])
         for at, inside, of_row in self.edges:
             flat[inside] = rows[at, of_row]
 
     def add(self, flat: torch.Tensor, rows: torch.Tensor) -> None:
         """Add ``rows`` to where ``gather`` takes them from."""
         rows = rows.to(flat.device, flat.dtype)
-        self._whole(flat).index_add_(0, torch.from_numpy(self.index).to(flat.device), rows[self._wholes])
+        self._whole(flat).index_add_(0, torch.from_numpy(self.which).to(flat.device), rows[self._wholes])
         for at, inside, of_row in self.edges:
             flat[inside] += rows[at, of_row]
 
     @property
     def _wholes(self) -> slice:
-        return slice(self.before, self.before + len(self.index))
+        return slice(self.before, self.before + len(self.which))
 
     def _whole(self, flat: torch.Tensor) -> torch.Tensor:
-        return flat[self.start : self.start + self.count * self.width].view(self.count, self.width)
+        return flat[self.start : self.start + self.whole * self.width].view(self.whole, self.width)
 
 
 def _items(rows: torch.Tensor) -> Any:
