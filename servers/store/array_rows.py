@@ -19,7 +19,7 @@ from kvstore.errors import Mismatch, UsageError, WireError
 from kvstore.rows.ids import Ids
 from kvstore.rows.sums import Room, RowBatch, sum_rows
 from kvstore.rows.updates import shared_rows
-from kvstore.spec import Key, Spec
+from kvstore.spec import Key
 from kvstore.values import PayloadRange, RowRange, RowWindow, as_dtype, cut, from_buffer, to_buffer
 from servers.store.target import HeldSegments
 
@@ -53,11 +53,11 @@ def rows_of(
     values = from_buffer(buffers[2], dtype) if sum(lengths) else torch.empty(0, dtype=as_dtype(dtype), device="cpu")
     ranges: list[RowRange] = []
     place = at = row = start = 0
+    sizes = [spec.size for spec in segments.specs]
     for (number, first, width), count, length in zip(runs, counts, lengths, strict=True):
-        specs = segments.specs[place : place + number]
-        window = RowWindow(first, sum(spec.size for spec in specs), width)
+        window = RowWindow(first, sum(sizes[place : place + number]), width)
         own = ids[row : row + count]
-        _require(who, segments.keys[place], specs, window, own)
+        _require(who, segments.keys[place], segments.specs[place].shape, window, own)
         ranges.append(RowRange(start, window, own, values[at : at + length].view(count, width)))
         place, at, row, start = place + number, at + length, row + count, start + window.size
     return ranges
@@ -71,9 +71,11 @@ def _integers(buffer: wire.Buffer, count: int, what: str) -> Ids:
     raise WireError(f"{view.nbytes} bytes of {what}, where there are {count}")
 
 
-def _require(who: Any, key: Key, specs: Sequence[Spec], window: RowWindow, ids: Ids) -> None:
-    """Raise ``UsageError`` unless rows ``ids`` can be of segments ``specs``, which ``window`` says the place of."""
-    shape = specs[0].shape
+def _require(who: Any, key: Key, shape: Sequence[int], window: RowWindow, ids: Ids) -> None:
+    """Raise ``UsageError`` unless rows ``ids`` can be those of segments in ``window``.
+
+    ``shape`` is that of the first segment: flat where the array is cut.
+    """
     if not window.size:
         raise UsageError(f"{who} pushed rows of {key!r}, an array without elements")
     if len(shape) > 1 and (window.first, window.width * shape[0]) != (0, window.size):
@@ -83,9 +85,9 @@ def _require(who: Any, key: Key, specs: Sequence[Spec], window: RowWindow, ids: 
         )
     if not len(ids):
         return
-    falling = np.flatnonzero(ids[1:] <= ids[:-1])
-    if len(falling):
-        position = int(falling[0]) + 1
+    falls = ids[1:] <= ids[:-1]
+    if np.count_nonzero(falls):
+        position = int(falls.argmax()) + 1
         raise UsageError(
             f"{who} pushed rows of {key!r} whose ids do not rise: {ids[position]} at position {position} follows "
             f"{ids[position - 1]}"
@@ -112,6 +114,8 @@ def apart(payloads: Sequence[Sequence[Any]], dtype: str) -> list[list[RowRange]]
     shared = shared_rows(*(RowBatch(each.ids, each.rows.numpy(), [0, len(each.ids)]) for each in (first, second)))
     if shared is None:
         return None
+    if not len(shared[0]):
+        return [[first], [second]]
     at, again = map(torch.from_numpy, shared)
     both = RowRange(first.start, first.window, first.ids[shared[0]], first.rows[at] + second.rows[again])
     return [[first], [second], [both]]
