@@ -10,7 +10,7 @@ import pytest
 import torch
 from every_store import all_of, assigning, every, mine, pulled, settle
 from small_jobs import BOUND
-from store_kinds import Run
+from store_kinds import Kind, Run
 
 import kvstore as kv
 
@@ -81,6 +81,37 @@ def test_decay_and_state_wait_for_a_row_as_those_of_a_table_do(run: Run, name: s
         store.pull("t", table, ignore_sparse=False)
         assert torch.equal(torch.from_numpy(pulled(store, "w", SHAPE)), table)
         assert torch.equal(table[6], FIRST[6])
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        Kind("dist_sync", 2, 2),
+        Kind("dist_sync", 2, 2, aggregators=1),
+        Kind("dist_sync", 3, 2, quorum=3),
+        Kind("dist_ssp", 2, 2),
+        Kind("dist_async", 2, 1, aggregators=1),
+    ],
+    ids=str,
+    indirect=True,
+)
+@pytest.mark.parametrize("wholes", [(), (0,), (0, 1, 2)])
+def test_some_workers_may_push_whole_arrays(run: Run, wholes: Sequence[int]) -> None:
+    """Whole numbers: their sums do not depend on the order."""
+
+    def work(store: kv.KVStore) -> None:
+        store.set_optimizer("sgd", learning_rate=1.0)
+        store.init("w", FIRST)
+        for step in range(3):
+            value = sparse(mine(store), [step, store.rank + 3, ROWS - 1])
+            settle(store, store.push("w", value.to_dense() if store.rank in wholes else value))
+        expected = FIRST.clone()
+        for rank in range(store.num_workers):
+            for step in range(3):
+                expected[[step, rank + 3, ROWS - 1]] -= rank + 1
+        assert torch.equal(torch.from_numpy(pulled(store, "w", SHAPE)), expected)
 
     run(work)
 
