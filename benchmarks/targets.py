@@ -66,6 +66,7 @@ TARGETS: Sequence[Target] = (
     Target("rows-adam", "kvstore", "10 ms", 1.0),
     Target("rows-many", "kvstore", "45 ms", 1.0),
     Target("rows-tables", "26 tables", "one table", 1.5),
+    Target("rows-array", "an array", "a table", 1.1),
     Target("rows-dlrm", "kvstore", "ddp", 1 / 3),
     *(
         Target(f"rows-fresh{kind}", row, peer, factor)

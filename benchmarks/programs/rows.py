@@ -1,6 +1,7 @@
 """A worker's rounds with tables: rows are pushed, and the same rows pulled; each round has other random ids.
 
-The ids are among rows that are there, or with ``--fresh`` come for the first time.
+The ids are among rows that are there, or with ``--fresh`` come for the first time. With ``--push`` nothing is pulled,
+and with ``--array`` the rows are those of an array.
 """
 
 from __future__ import annotations
@@ -37,13 +38,15 @@ def main() -> None:
     options.add_argument("--batch", type=int, default=8192, help="random ids of a round; duplicates count once")
     options.add_argument("--fresh", action="store_true", help="each id comes for the first time")
     options.add_argument("--grows", action="store_true", help="the tables grow, and ids are any 64 bits")
+    options.add_argument("--push", action="store_true", help="pull nothing")
+    options.add_argument("--array", action="store_true", help="push the rows of arrays, with --push")
     args = options.parse_args()
 
     store = kv.create(args.type)
     store.set_optimizer(args.optimizer, learning_rate=0.01)
     keys = [f"table {number}" for number in range(args.tables)]
     size = args.rows // args.tables
-    store.init(keys, [_table(args, size) for _ in keys])
+    store.init(keys, [torch.ones(size, args.width) if args.array else _table(args, size) for _ in keys])
     for start in () if args.fresh else range(0, size, size // PARTS):  # as if trained for a while, as MXNet's are
         ids = _ids(args, np.arange(start, min(start + size // PARTS, size)))
         store.push(keys, [kv.RowSparse(ids, torch.zeros(len(ids), args.width)) for _ in keys], wait=True)
@@ -66,10 +69,19 @@ def main() -> None:
 
     def one_round() -> None:
         ids, grads, outs = drawn[0]
-        store.pushpull(keys, grads, outs, row_ids=ids)
+        if args.push:
+            store.push(keys, grads, wait=True)
+        else:
+            store.pushpull(keys, grads, outs, row_ids=ids)
 
     figures = measured(one_round, args.rounds, before)
     ids, _, outs = drawn[0]
+    if args.array:
+        wholes = [torch.empty(size, args.width) for _ in keys]
+        store.pull(keys, wholes)
+        outs = [whole[each] for whole, each in zip(wholes, ids, strict=True)]
+    elif args.push:
+        store.row_sparse_pull(keys, outs, row_ids=ids)
     if args.type == "dist_sync" and args.optimizer == "sgd" and not all(bool((out < 1).all()) for out in outs):
         raise SystemExit("a row has not been updated")
     if store.rank == 0:

@@ -28,6 +28,8 @@ class RowWork:
         tables: among which 1 M rows of 64 float32 are divided.
         fresh: whether the rows of each round come for the first time. MXNet's are all there from the start.
         grows: whether the tables grow.
+        push: whether rows are only pushed.
+        array: whether they are rows of an array; then they are only pushed.
         optimizer, kind, workers, servers, rounds: see ``Work``.
     """
 
@@ -35,6 +37,8 @@ class RowWork:
     tables: int = 1
     fresh: bool = False
     grows: bool = False
+    push: bool = False
+    array: bool = False
     optimizer: str = "sgd"
     kind: str = "dist_sync"
     workers: int = 2
@@ -60,7 +64,8 @@ class OurRows:
         with scratch() as folder:
             path = folder / "report"
             work = self.work
-            kind = [*["--fresh"] * work.fresh, *["--grows"] * work.grows, "--tables", str(work.tables)]
+            flags = {"--fresh": work.fresh, "--grows": work.grows, "--push": work.push, "--array": work.array}
+            kind = [*(flag for flag, on in flags.items() if on), "--tables", str(work.tables)]
             words = [*work.words, *kind, "--report", str(path)]
             command = [sys.executable, "-m", "benchmarks.programs.rows", *words]
             return {self.name: run([launched(self.work.workers, self.work.servers, command, {})], path)["times"]}
@@ -155,6 +160,12 @@ def cases(session: Session) -> Sequence[Case]:
             f"{size}, SGD: in 26 tables, and in one",
             [OurRows(replace(work, tables=26), "26 tables"), OurRows(work, "one table")],
             ["one table"],
+        ),
+        Case(
+            "rows-array",
+            f"{size}, SGD, pushed alone: of an array, and of a table",
+            [OurRows(replace(work, push=True, array=True), "an array"), OurRows(replace(work, push=True), "a table")],
+            ["a table"],
         ),
         *(_fresh(f"rows-fresh{name}", size, of_kind[kind], mxnet[kind]) for name, kind in FRESH.items()),
         Case(

@@ -10,20 +10,30 @@ import numpy as np
 import torch
 
 from kvstore.client.entries import Entries
-from kvstore.client.pack import OutgoingRows
+from kvstore.client.pack import OutgoingRows, RowsOfArrays
 from kvstore.client.plans import Plan, Plans, RowPlan
-from kvstore.client.row_calls import GivenRows, RowCall, UsualRows, copy_shared, overlap, usual_requests, usual_values
+from kvstore.client.row_calls import (
+    ArrayRowsCall,
+    GivenRows,
+    RowCall,
+    UsualRows,
+    copy_shared,
+    overlap,
+    usual_requests,
+    usual_values,
+)
 from kvstore.client.unpack import IncomingRows, RowReader, UnionRows, Writer
 from kvstore.errors import AlreadyInitialized, UsageError
 from kvstore.rows.ids import Ids
-from kvstore.rows.row_arguments import Wanted, contribution, first_rows, is_table, name_of
-from kvstore.rows.row_sparse import ParameterRows, RowSparse, require_dense
+from kvstore.rows.row_arguments import ArrayOfRows, Wanted, contribution, first_rows, is_table, name_of
+from kvstore.rows.row_sparse import ParameterRows, RowSparse, is_row_sparse, require_whole
 from kvstore.rows.sums import Rows
 from kvstore.rule import Rule
 from kvstore.spec import Key, Spec, require_same
 from kvstore.store.arguments import ROUND, RowRequest, RowRequests, array_outs, group, one_kind, pairs
 from kvstore.store.wanted_rows import described, wanted_rows
 from kvstore.table import Capacity, Table, TableSpec
+from kvstore.transport.memory import Memory
 from kvstore.values import (
     Arrays,
     Layout,
@@ -52,34 +62,44 @@ class StoreCall(NamedTuple):
     values: Arrays | Sequence[torch.Tensor] | None
     writer: Writer | None  # writes the new values; None if they are not wanted
     rows: Sequence[RowCall] = ()  # what the call has of tables
+    some: ArrayRowsCall | None = None  # the arrays of which it pushes some rows
 
     @property
     def pushes(self) -> bool:
-        return self.values is not None or (bool(self.rows) and any(call.contribution is not None for call in self.rows))
+        return (
+            self.values is not None
+            or self.some is not None
+            or (bool(self.rows) and any(call.contribution is not None for call in self.rows))
+        )
 
     @property
     def keys(self) -> tuple[Key, ...]:
         """All keys, by the names that users know; a table of which several parts are wanted is listed once."""
         arrays = () if self.plan is None else self.plan.keys
+        if self.some is not None:
+            arrays += self.some.plan.keys
         if not self.rows:
             return arrays
         return tuple(dict.fromkeys([*arrays, *(key for call in self.rows for key in call.plan.names)]))
 
     @property
     def places(self) -> Column:
-        if self.plan is not None and not self.rows:
+        if self.plan is not None and not self.rows and self.some is None:
             return self.plan.places
         parts = [call.plan.places for call in self.rows]
         if self.plan is not None:
             parts.append(self.plan.places)
+        if self.some is not None:
+            parts.append(self.some.plan.places)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 class Arguments:
     """Checks the arguments of one store's calls."""
 
-    def __init__(self, plans: Plans, rule: Rule, rank: int, on_device: bool) -> None:
+    def __init__(self, plans: Plans, rule: Rule, rank: int, on_device: bool, memory: Memory) -> None:
         self._plans = plans
+        self._memory = memory
         self._rule = rule
         self._rank = rank  # for messages
         self._on_device = on_device  # sum the values of several devices on the first one's device, not on the CPU
@@ -171,13 +191,23 @@ class Arguments:
     def _arrays(
         self, known: Plan | None, key: Any, value: Any = ABSENT, out: Any = ABSENT, copy: bool = True
     ) -> StoreCall:
-        if out is ABSENT:
-            plan, values = self._values(known, key, value)
-            return StoreCall(plan, values, None)
+        plan: Plan
+        values: Arrays | Sequence[torch.Tensor]
         if value is ABSENT:
             plan, writer = self._writer(known, key, out, copy)
             return StoreCall(plan, None, writer)
-        plan, values = self._values(known, key, value)
+        arrays = None if known is None else known.values(value if isinstance(key, list | tuple) else [value])
+        if known is not None and arrays is not None:
+            plan, values = known, arrays
+        else:
+            grouped = self._grouped(key, value)
+            some = {each: of for each, of in grouped.items() if any(map(is_row_sparse, of))}
+            if some:
+                outs = None if out is ABSENT else self._grouped(key, out)
+                return self._some_rows(grouped, some, outs, copy)
+            plan, values = self._values(grouped)
+        if out is ABSENT:
+            return StoreCall(plan, values, None)
         _, writer = self._writer(known, key, out, copy)
         # The values of one key may leave when the answer for another has come. If that is written to memory that they
         # share, it would change them, so they are copied first.
@@ -185,17 +215,37 @@ class Arguments:
             values = [tensor.clone() for tensor in tensors_of(values)]
         return StoreCall(plan, values, writer)
 
-    def _values(self, known: Plan | None, key: Any, value: Any) -> tuple[Plan, Arrays | Sequence[torch.Tensor]]:
-        """Return the plan of ``key``, and the sum over devices of each key's values, contiguous.
+    def _some_rows(
+        self,
+        values: Mapping[Key, list[Any]],
+        some: Mapping[Key, list[Any]],
+        outs: Mapping[Key, list[Any]] | None,
+        copy: bool,
+    ) -> StoreCall:
+        """Return the call that pushes ``values``, of which ``some`` have some rows of their arrays only."""
+        plan, call = self._plans.whole(some), "push" if outs is None else "pushpull"
+        given: list[GivenRows] = []
+        for key, spec, of in zip(plan.keys, plan.specs, some.values(), strict=True):
+            what = described(call, key, self._rank)
+            given.append(GivenRows(*contribution(what, ArrayOfRows.of(what, spec), of, self._rule.finite)))
+        pulled, writer = None, None
+        if outs is not None:
+            require_whole(outs)
+            pulled, writer = self._writer(None, list(some), [outs[key] for key in some], copy)
+            given = [GivenRows(ids, rows.copy()) for ids, rows in given]  # the outs may be written before they leave
+        others = [key for key in values if key not in some]
+        rest = StoreCall(None, None, None)
+        if others:
+            written = ABSENT if outs is None else [outs[key] for key in others]
+            rest = self._arrays(None, others, [values[key] for key in others], written, copy)
+        return rest._replace(some=ArrayRowsCall(plan, RowsOfArrays(given, self._memory), pulled, writer))
+
+    def _values(self, grouped: Mapping[Key, Sequence[Any]]) -> tuple[Plan, Sequence[torch.Tensor]]:
+        """Return the plan of ``grouped``, and the sum over devices of each key's values, contiguous.
 
         A sum is on the first value's device or on the CPU. That of half precision is float32: the servers round it.
         """
-        arrays = None if known is None else known.values(value if isinstance(key, list | tuple) else [value])
-        if known is not None and arrays is not None:
-            return known, arrays
-        grouped = self._grouped(key, value)
         plan = self._plans.arrays(grouped)
-        require_dense(grouped, self._plans.entries)
         by_key = [self._checked(key, as_tensors(values)) for key, values in grouped.items()]
         return plan, [
             tensors[0].contiguous()

@@ -11,7 +11,7 @@ from kvstore.client.entries import Entries, Segment
 from kvstore.client.pack import Contents, Load, Packer
 from kvstore.client.plans import Parcel, PayloadSource, Plan, parcels
 from kvstore.client.requests import AT_ONCE, Requests, assemble, cut
-from kvstore.codecs import Compression, Compressor, ResumableEncodings, parse
+from kvstore.codecs import Compression, Compressor, ResumableEncodings
 from kvstore.codecs.codec import RESIDUAL, STEP, VELOCITY
 from kvstore.codecs.described import check_payloads
 from kvstore.codecs.options import fold, travelling
@@ -19,15 +19,7 @@ from kvstore.spec import FLOATS, Key
 from kvstore.transport import Peer
 from kvstore.values import Arrays, Leaving, tensors_of, to_buffer
 
-OFF = "none"
 SMALL = 1 << 14  # elements: to copy them costs less than to encode, send and decode them on their own
-
-
-def describe(options: Mapping[str, object] | None) -> Compression | None:
-    """Return what ``set_gradient_compression`` was given, checked; None if it turns compression off."""
-    if options is None or (isinstance(options, Mapping) and dict(options) == {"type": OFF}):
-        return None
-    return parse(options)
 
 
 def finite_floats(

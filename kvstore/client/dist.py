@@ -13,7 +13,6 @@ import torch
 from kvstore.client.calls import Arguments, distinct, new_arrays, tables_among
 from kvstore.client.checkpointing import checkpointing
 from kvstore.client.compression import Compressing, compressing
-from kvstore.client.compression import describe as describe_compression
 from kvstore.client.entries import Entries, Entry, PushClocks
 from kvstore.client.lending import Lending
 from kvstore.client.newcomers import Part, newcomers
@@ -25,6 +24,7 @@ from kvstore.client.requests import Joining, Requests, WorkerBarriers
 from kvstore.client.resuming import TrainedStore
 from kvstore.client.store_options import parse
 from kvstore.client.stored_tables import StoredRows, StoredTables, TableReading
+from kvstore.codecs.options import chosen
 from kvstore.errors import Unsupported, UsageError
 from kvstore.job.config import Config
 from kvstore.lineage import Version
@@ -90,7 +90,7 @@ class DistStore(KVStore):
         self._pieces = Pieces(session.config.piece_bytes, session.config.least_piece_bytes, len(session.servers))
         self._plans = Plans(self._pieces)
         self._entries = self._plans.entries
-        self._arguments = Arguments(self._plans, self.rule, session.rank, on_device)
+        self._arguments = Arguments(self._plans, self.rule, session.rank, on_device, session.client)
         self._clocks = PushClocks()
         self._closed = False
         self._checkpoints = checkpointing(session, partial(self._beside, "checkpoints")) if checkpoints else None
@@ -230,7 +230,7 @@ class DistStore(KVStore):
 
     def set_gradient_compression(self, compression: Mapping[str, object] | None) -> None:
         self._check()
-        wanted = describe_compression(compression)
+        wanted = chosen(compression)
         now = self._pushes.compressing
         if wanted is not None and now is not None and now.compression == wanted:
             how: Compressing | None = now

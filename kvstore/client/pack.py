@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from kvstore import wire
-from kvstore.client.plans import Parcel, RowPlan, views_of
+from kvstore.client.plans import NARROW, Parcel, RowPlan, views_of
 from kvstore.rows.ids import Ids, joined, stripes_of
 from kvstore.rows.layout import write_rows
 from kvstore.rows.sums import Positions, Rows
@@ -34,6 +34,7 @@ class Contents(NamedTuple):
     encode: wire.CodecDescription = None
     in_float32: bool = False
     loan: int | None = None
+    runs: Sequence[list[int]] = ()
 
 
 # Returns what one message of a push carries: the values of a parcel. If the second argument is True, the buffers may be
@@ -291,6 +292,36 @@ class OutgoingRows:
                 rows.take(positions, axis=0, out=target, mode="clip")
             else:
                 write_rows(rows[positions], table.codec, part)
+
+
+class RowsOfArrays:
+    """One push of some rows of several arrays.
+
+    Args:
+        given: of each array of a plan its ids, rising, and a row for each. They must stay as they are until the
+            messages are made.
+    """
+
+    def __init__(self, given: Sequence[tuple[Ids, Rows]], memory: Memory) -> None:
+        self._given = given
+        self._memory = memory
+
+    def load(self, parcel: Parcel, _gather: bool) -> Contents:
+        """Return what ``parcel`` carries. A row that is on two servers goes to both."""
+        ids: list[Ids] = []
+        rows: list[Rows] = []
+        for (position, start, stop, _), (_, _, width) in zip(parcel.ranges, parcel.runs, strict=True):
+            every, values = self._given[position]
+            low, high = np.searchsorted(every, (start // width, -(-stop // width))).tolist()
+            ids.append(every[low:high])
+            rows.append(values[low:high].reshape(-1))
+        counts, whole = np.array(list(map(len, ids)), np.int64), joined(ids)
+        narrow = np.int32 if not len(whole) or int(whole.max()) < NARROW else np.int64
+        buffer = room(sum(part.nbytes for part in rows), self._memory)
+        if len(buffer):
+            np.concatenate(rows, out=np.frombuffer(buffer, rows[0].dtype))
+        buffers = [counts.tobytes(), sendable(whole.astype(narrow, copy=False), self._memory), buffer]
+        return Contents(buffers, in_float32=parcel.dtype in HALVES, runs=parcel.runs)
 
 
 def room(nbytes: int, memory: Memory) -> memoryview:

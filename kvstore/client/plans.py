@@ -6,6 +6,7 @@ A ``Plan`` is of arrays, a ``RowPlan`` of tables. Both are kept, so a list that 
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -198,6 +199,13 @@ class Parcel:
             shared = small
         return made
 
+    @cached
+    def runs(self) -> list[list[int]]:
+        """What the ranges are of which some rows travel: number of segments, first element, elements of a row."""
+        widths = {spec: spec.size // spec.shape[0] for spec in self._table.specs}
+        specs = [self._table.specs[kind] for kind in self._table.kinds[self.positions].tolist()]
+        return [[source.segments, source.start, widths[spec]] for source, spec in zip(self.sources, specs, strict=True)]
+
     def _by_range(self) -> Iterator[tuple[Key, int, int, bool, int]]:
         """Yield the key, start and stop of each range, whether its array is small, and how many segments it is."""
         at = 0
@@ -380,6 +388,7 @@ class Plans:
         self._made: dict[tuple[Key, ...], Plan] = {}
         self._kept = 0
         self._of_tables: dict[tuple[Key, ...], RowPlan] = {}
+        self._whole: dict[tuple[Key, ...], Plan] = {}
 
     def fold(self, times: int, small: int) -> None:
         """From now on let messages be of so many times more bytes, and arrays of so few elements share payloads."""
@@ -411,6 +420,16 @@ class Plans:
         if plan is None and listed and self.entries.places.keys() >= (distinct := set(listed)):
             arrays = self.entries.tables.keys().isdisjoint(distinct)
             plan = self._make(listed) if arrays and len(distinct) == len(listed) else None
+        return plan
+
+    def whole(self, keys: Iterable[Key]) -> Plan:
+        """Return the plan for keys of arrays of which some rows are pushed: one message for each server and dtype."""
+        listed = tuple(keys)
+        plan = self._whole.get(listed)
+        if plan is None:
+            if len(self._whole) >= KEPT:
+                self._whole.clear()
+            plan = self._whole[listed] = Plan(self.entries, self.arrays(listed).keys, sys.maxsize)
         return plan
 
     def tables(self, keys: Iterable[Key]) -> RowPlan:

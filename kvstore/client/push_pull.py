@@ -19,11 +19,12 @@ from kvstore.client.optimizing import Optimizing, PushNumbers
 from kvstore.client.pack import Load, OutgoingRows, room, sendable
 from kvstore.client.plans import Parcel, Plan, RowParcel
 from kvstore.client.requests import Joining, Requests
-from kvstore.client.row_calls import RowCall
+from kvstore.client.row_calls import ArrayRowsCall, RowCall
 from kvstore.client.unpack import RowReader, Writer
 from kvstore.errors import UsageError
 from kvstore.member.activity import StoreActivity
 from kvstore.member.outstanding import Effect, PendingRequest, Turn
+from kvstore.rows.row_sparse import require_uncompressed
 from kvstore.rule import Rule
 from kvstore.spec import Key, require_floats
 from kvstore.ticket import Operation
@@ -143,6 +144,8 @@ class Pushes:
         """Return the contents of the messages of a push, as far as they are of arrays."""
         if self.rule.mode == "async":
             self._optimizing.require("push")
+        if call.some is not None:
+            self._require_some_rows(call.some.plan)
         plan, values = call.plan, call.values
         if plan is None or values is None:
             return None
@@ -152,6 +155,12 @@ class Pushes:
             lent = None if self.lending is None else self.lending.load(plan, values)
             return self.requests.packer.plain(Leaving(values)) if lent is None else lent
         return self.compressing.load(plan, values, self.requests.packer)
+
+    def _require_some_rows(self, plan: Plan) -> None:
+        if self._optimizing.optimizer is not None:
+            require_floats(zip(plan.keys, plan.specs, strict=True))
+        if self.compressing is not None:
+            require_uncompressed(plan.keys)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every push has taken effect; raise what has gone wrong."""
@@ -180,8 +189,8 @@ class Pushes:
             raise UsageError(
                 "join() is not finished: other workers have not called it yet. Call join() again to keep waiting"
             )
-        if call.rows and self._optimizing.weight is not None:
-            raise UsageError("weights are for arrays: push the rows of tables outside of weighted()")
+        if (call.rows or call.some is not None) and self._optimizing.weight is not None:
+            raise UsageError("weights are for whole arrays: push rows outside of weighted()")
         self._forget()
         places = call.places
         # Nothing is changed from here on: an exception, of memory say, leaves the call not made. All changes are in the
@@ -206,11 +215,40 @@ class Pushes:
             if rows.contribution is not None
             for server in range(rows.plan.servers)
         ]
+        if call.some is not None:
+            pushes += self._some_rows(operation, call.some, numbers, turn)
         read = sum(len(rows.plan.keys) for rows in call.rows if rows.reader is not None)
         if call.plan is not None and call.writer is not None:
             read += len(call.plan.keys)
+        if call.some is not None and call.some.writer is not None:
+            read += len(call.some.plan.keys)
         counts = self.counts.called(len(places), read)
         return pushes, partial(self._made, self._number + 1, operation, places, self.clocks.pushed[places] + 1, counts)
+
+    def _some_rows(
+        self, operation: Operation, call: ArrayRowsCall, numbers: PushNumbers, turn: int | None
+    ) -> list[PendingRequest]:
+        """Return what pushes some rows of arrays, and what then asks for their new values, if these are wanted.
+
+        These come piece by piece, as those of all arrays do, and not in one answer for each server.
+        """
+        pushes: list[PendingRequest] = [
+            PushOfArrays(self, operation, parcel, IncomingParcel(), call.rows.load, numbers)
+            for parcel in call.plan.parcels
+        ]
+        if call.pulled is None:
+            return pushes
+        pulls = [
+            PullOfArrays(
+                self,
+                operation,
+                parcel,
+                self._incoming(call.pulled, parcel, call.writer, turn),
+                self.clocks.after(parcel.places),
+            )
+            for parcel in call.pulled.parcels
+        ]
+        return [*pushes, *pulls]
 
     def _pulls(self, operation: Operation, call: StoreCall, priority: int) -> list[PendingRequest]:
         pulls: list[PendingRequest] = []
@@ -354,10 +392,18 @@ class PullOfArrays(StoreRequest):
     __slots__ = ("codec",)
     reads_only = True
 
-    def __init__(self, pushes: Pushes, operation: Operation, parcel: Parcel, incoming: IncomingParcel) -> None:
+    def __init__(
+        self,
+        pushes: Pushes,
+        operation: Operation,
+        parcel: Parcel,
+        incoming: IncomingParcel,
+        clocks: list[int] | None = None,
+    ) -> None:
         read, self.codec, turn = incoming
         peer = pushes.session.carrier(parcel.server)
-        super().__init__(pushes, peer, operation, parcel, pushes.clocks.of(parcel.places), read, turn=turn)
+        clocks = pushes.clocks.of(parcel.places) if clocks is None else clocks
+        super().__init__(pushes, peer, operation, parcel, clocks, read, turn=turn)
 
     def message(self, sender: wire.Sender) -> wire.Pull:
         return wire.Pull(sender, self.pushes.requests.store, self.parcel.ids, self.clocks, self.codec)
@@ -396,10 +442,12 @@ class PushOfArrays(StoreRequest):
         if tracer is not None and not (tracer.open and parcel.nbytes >= WORTH_NOTING):
             tracer = None
         began = 0.0 if tracer is None else tracer.clock()
-        buffers, codec, lengths, segment_counts, encode, in_float32, loan = self.load(parcel, gather)
+        buffers, codec, lengths, segment_counts, encode, in_float32, loan, runs = self.load(parcel, gather)
         if tracer is not None:
             tracer.span("pack" if codec is None else "encode", began, self.operation.keys, parcel.nbytes)
         plain = parcel.sum_bytes if in_float32 else parcel.nbytes
+        if runs:
+            plain = sum(map(len, buffers))
         self.sent = plain if codec is None else sum(lengths)
         lr, rescale, changes, order, weight = self.numbers
         push = wire.Push(
@@ -419,6 +467,7 @@ class PushOfArrays(StoreRequest):
             weight=weight,
             encode=encode,
             in_float32=in_float32,
+            runs=list(runs),
             buffers=buffers,
         )
         return push if loan is None else wire.PushLent.of(push, loan)

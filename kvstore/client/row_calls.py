@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from kvstore.client.pack import OutgoingRows, RowBlock, Striped, block_of
-from kvstore.client.plans import RowPlan
-from kvstore.client.unpack import IncomingRows, RowReader
+from kvstore.client.pack import OutgoingRows, RowBlock, RowsOfArrays, Striped, block_of
+from kvstore.client.plans import Plan, RowPlan
+from kvstore.client.unpack import IncomingRows, RowReader, Writer
 from kvstore.rows.ids import Ids, all_rise, joined, starts_of
 from kvstore.rows.row_arguments import Wanted
 from kvstore.rows.row_sparse import RowSparse
@@ -32,6 +32,15 @@ class RowCall(NamedTuple):
     plan: RowPlan
     contribution: OutgoingRows | None  # the rows to push; None to push nothing
     reader: RowReader | None  # takes the rows that come back; None if none are wanted
+
+
+class ArrayRowsCall(NamedTuple):
+    """Arrays of which some rows are pushed."""
+
+    plan: Plan  # one message for each server
+    rows: RowsOfArrays
+    pulled: Plan | None  # the same arrays, as their new values come
+    writer: Writer | None  # writes these; None if they are not wanted
 
 
 class GivenRows(NamedTuple):

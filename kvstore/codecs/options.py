@@ -126,6 +126,16 @@ def parse(options: Mapping[str, object]) -> Compression:
     return _one_way(given, pull)
 
 
+OFF = "none"
+
+
+def chosen(options: Mapping[str, object] | None) -> Compression | None:
+    """Return what ``set_gradient_compression`` was given, checked; None if it turns compression off."""
+    if options is None or (isinstance(options, Mapping) and dict(options) == {"type": OFF}):
+        return None
+    return parse(options)
+
+
 def _mapping(options: object) -> dict[str, object]:
     if not isinstance(options, Mapping):
         raise UsageError(f"compression must be a dict such as {{'type': '2bit'}}, not {type(options).__name__}")

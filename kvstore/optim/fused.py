@@ -128,6 +128,14 @@ class FusedGroup:
         for param, part in zip(self.params, parts, strict=True):
             param.grad = part
 
+    def mirror(self, place: int) -> torch.Tensor | None:
+        """Return the weights of a param, flat, where they lie elsewhere than the param; ``finish`` copies it there."""
+        if self._own is not None and self._flat is not None:
+            start = sum(self._sizes[:place])
+            return self._flat[start : start + self._sizes[place]]
+        weight = self._weights.get(place)
+        return None if weight is None else weight.view(-1)
+
     def drop(self) -> None:
         if self._own is None:
             for param in self.params:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -15,11 +15,11 @@ from kvstore.errors import UsageError, WeightsInDoubt
 from kvstore.optim.algorithms.tensorwise import MxnetSGD
 from kvstore.optim.fused import FusedGroup, Kind, alike
 from kvstore.optim.optimizer import Changes, Optimizer, require_rule
-from kvstore.optim.param_groups import ParamGroups, Rates, build
+from kvstore.optim.param_groups import ParamGroups, Rates, build, first_state
 from kvstore.optim.row_rules import RowRule, RowState
 from kvstore.optim.states import StateStore, aligned
 from kvstore.spec import Key, shorten
-from kvstore.values import one_thread, split_like
+from kvstore.values import PlacedRows, RowRange, RowWindow, cut, one_thread, split_like
 
 
 class Updater:
@@ -62,6 +62,7 @@ class Updater:
         self._torch.state = self.states.by_param
         self._fused = bool(self._torch.defaults.get("fused"))
         self._reads_only = self._fused and not isinstance(self._torch, MxnetSGD)
+        self._of_rows: dict[tuple[Rates, torch.dtype, int], RowUpdater] = {}
 
     def update(self, items: Sequence[tuple[Key, torch.Tensor, torch.Tensor]]) -> None:
         """Update weights in place.
@@ -158,6 +159,95 @@ class Updater:
         finally:
             for group in groups:
                 group.drop()
+
+    # ---- some rows of arrays
+
+    def alone(self, key: Key, weight: torch.Tensor) -> FusedGroup:
+        """Return the group of one weight, wherever that is now."""
+        parameter = self.states.alone(key, weight)
+        kind = self.states.kind(parameter, self._groups.rates([key])[0])
+        return FusedGroup([parameter], [kind], [weight], whole=self.optimizer.whole)
+
+    def lazy(self, group: FusedGroup) -> bool:
+        """Whether a gradient of some rows changes these alone. If not, it is one with zeros in all other rows."""
+        rule = self.optimizer.found.rows
+        return rule is not None and all(self.optimizer.lazy(number) for number, *_ in group.members)
+
+    def step_rows(self, group: FusedGroup, grads: Sequence[Sequence[RowRange]], keep: bool = False) -> None:
+        """Update some rows of the weights of ``group``, which is ``lazy``: all, or none if the optimizer fails.
+
+        Args:
+            grads: of the dtype of the params, in one or several parts. The windows of each are all weights. What the
+                last part that has a row makes of it is its new value. They are overwritten.
+            keep: whether they must stay as they are.
+
+        Raises:
+            WeightsInDoubt: it failed when it had perhaps written some rows.
+        """
+        kinds = {id(param): kind for kind, params in group.members.items() for param in params}
+        written: list[tuple[PlacedRows, torch.Tensor, torch.Tensor]] = []
+        counts: list[torch.Tensor] = []
+        start = 0
+        for place, param in enumerate(group.params):
+            first, start = start, start + param.numel()
+            if id(param) not in kinds:
+                continue
+            for ranges in grads:
+                for part in cast("list[RowRange]", cut(ranges, first, start)):
+                    written += self._stepped_rows(group, place, kinds[id(param)], part, keep)
+            if "step" in (state := self.states.by_param.get(param, {})):
+                counts.append(state["step"])
+        group.stepped = True
+        try:
+            for places, flat, rows in written:
+                places.put(flat, rows)
+            for count in counts:
+                count.add_(1)
+        except Exception as exc:
+            raise self._in_doubt([group], group.params, exc) from exc
+
+    def _stepped_rows(
+        self, group: FusedGroup, place: int, kind: Kind, part: RowRange, keep: bool
+    ) -> list[tuple[PlacedRows, torch.Tensor, torch.Tensor]]:
+        """Return what an update of rows writes: where in what, and which rows."""
+        param, window = group.params[place], part.window
+        updater = self._row_updater(kind, param.dtype, window.width, group.keys[place][0])
+        own = self._row_states(param, kind[0], updater.states, window.width)
+        places, inside = window.places(part.ids), slice(part.start, part.stop)
+        where = [(places, param.view(-1)[inside])]
+        for name, state in updater.states.items():
+            flat = own[name].view(-1)
+            narrow = state.columns is not None  # of each row of an array that is whole
+            where.append((RowWindow(0, flat.numel(), 1).places(part.ids), flat) if narrow else (places, flat[inside]))
+        rows, *states = (each.gather(flat).cpu() for each, flat in where)
+        count = int(own["step"]) + 1 if "step" in own else 1 + (kind[-1] or group.stepped)
+        hyper = RowHyperparameters(self.lr, self.rescale_grad, self.changes)
+        updater.step(count, rows, part.rows.cpu(), dict(zip(updater.states, states, strict=True)), hyper, keep)
+        written = [(each, flat, values) for (each, flat), values in zip(where, [rows, *states], strict=True)]
+        if (mirror := group.mirror(place)) is not None:
+            written.append((places, mirror[inside], rows))
+        return written
+
+    def _row_updater(self, kind: Kind, dtype: torch.dtype, width: int, key: Key) -> RowUpdater:
+        which = Rates(*kind[:3]), dtype, width
+        if which not in self._of_rows:
+            name = str(dtype).removeprefix("torch.")
+            self._of_rows[which] = RowUpdater(self.optimizer, self._groups.name_of(key), name, width, False)
+        return self._of_rows[which]
+
+    def _row_states(
+        self, param: torch.Tensor, number: int, rule: Mapping[str, RowState], width: int
+    ) -> Mapping[str, torch.Tensor]:
+        """Return the state of ``param``; if it has none, it begins as that of rows does: no step has been made."""
+        state = self.states.by_param.get(param)
+        if state is None and rule:
+            first = first_state(self.optimizer, number, param.device)
+            state = {name: torch.zeros_like(value) for name, value in first.items() if torch.is_tensor(value)}
+            for name, of_rows in rule.items():
+                shape = param.shape if of_rows.columns is None else (param.numel() // width, of_rows.columns)
+                state[name] = torch.full(shape, of_rows.initial, dtype=param.dtype, device=param.device)
+            self.states.by_param[param] = state
+        return state or {}
 
     def _in_doubt(
         self, groups: Sequence[FusedGroup], touched: Sequence[torch.Tensor], exc: Exception

@@ -18,8 +18,11 @@ Hashes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
 Stripes: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 
-def require_ids(what: str, given: Any, table: Table) -> Ids:
+def require_ids(what: str, given: Any, table: Any) -> Ids:
     """Return ``given`` as an int64 array of the same shape; over the same memory where it is one already.
+
+    Args:
+        table: a ``Table``, or an ``ArrayOfRows``.
 
     Raises:
         UsageError: an id is no integer or can be none of the table's. The message has the first such, and its position.

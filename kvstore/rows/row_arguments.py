@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,15 +15,42 @@ from kvstore.errors import Mismatch, NotFinite, UsageError
 from kvstore.rows.ids import Ids, require_ids
 from kvstore.rows.row_sparse import RowSparse, is_row_sparse
 from kvstore.rows.sums import Rows, coalesce, has_nan, sum_rows
-from kvstore.spec import Key
+from kvstore.spec import Key, Spec
 from kvstore.table import Table
-from kvstore.values import all_finite, as_output, spec_of
+from kvstore.values import all_finite, as_output, spec_of, summed_in
 
 
-def contribution(what: str, table: Table, values: Sequence[Any], finite: bool = False) -> tuple[Ids, Rows]:
+@dataclass(frozen=True)
+class ArrayOfRows:
+    """An array of which a call pushes some rows: what it has in common with a table."""
+
+    rows: int
+    row: tuple[int, ...]
+    dtype: str
+    grows = False
+
+    @classmethod
+    def of(cls, what: str, spec: Spec) -> ArrayOfRows:
+        """Return the array of ``spec``; raise ``UsageError`` if it has no rows."""
+        if len(spec.shape) < 2 or not spec.size:
+            raise UsageError(f"{what} is of {spec}, an array without rows, so it takes no RowSparse: push to_dense()")
+        return cls(spec.shape[0], spec.shape[1:], spec.dtype)
+
+    @property
+    def width(self) -> int:
+        return math.prod(self.row)
+
+    def __str__(self) -> str:
+        return f"an array of {self.dtype}[{', '.join(map(str, (self.rows, *self.row)))}]"
+
+
+def contribution(
+    what: str, table: Table | ArrayOfRows, values: Sequence[Any], finite: bool = False
+) -> tuple[Ids, Rows]:
     """Return the ids that ``values`` have, rising, and for each the sum of its rows.
 
-    The rows of one id are summed in the order of their positions, then over the values, in their order.
+    The rows of one id are summed in the order of their positions, then over the values, in their order. Those of half
+    precision are float32, and so are their sums.
 
     Args:
         values: one for each device: a ``RowSparse``, or a ``torch.sparse_coo`` tensor.
@@ -35,7 +64,7 @@ def contribution(what: str, table: Table, values: Sequence[Any], finite: bool = 
     return parts[0] if len(parts) == 1 else sum_rows(parts)
 
 
-def row_sparse(what: str, value: Any, table: Table) -> RowSparse:
+def row_sparse(what: str, value: Any, table: Table | ArrayOfRows) -> RowSparse:
     """Return ``value`` as a ``RowSparse`` whose rows are of ``table``'s shape and dtype; its ids may be any."""
     if not is_row_sparse(value):
         raise Mismatch(
@@ -54,12 +83,10 @@ def row_sparse(what: str, value: Any, table: Table) -> RowSparse:
     return given
 
 
-def _part(what: str, table: Table, value: Any, finite: bool) -> tuple[Ids, Rows]:
+def _part(what: str, table: Table | ArrayOfRows, value: Any, finite: bool) -> tuple[Ids, Rows]:
     given = row_sparse(what, value, table)
     ids = require_ids(what, given.ids, table)
-    rows = given.rows.detach()
-    if not rows.is_cpu:
-        rows = rows.cpu()
+    rows = given.rows.detach().to("cpu", summed_in(given.rows.dtype))
     rows = rows.reshape(len(ids), table.width).contiguous()
     if finite or has_nan(rows.numpy()):
         _require_finite(what, ids, rows, finite)

@@ -1,23 +1,23 @@
-"""``RowSparse``: some rows of a table, as they are pushed and pulled."""
+"""``RowSparse``: some rows of a table or an array, as they are pushed and pulled."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from kvstore.dynamo import outside_graphs
-from kvstore.errors import Mismatch, UsageError
+from kvstore.errors import UsageError
 from kvstore.rows.ids import array_of_ids
-from kvstore.spec import Key, as_shape
+from kvstore.spec import Key, as_shape, shorten
 from kvstore.values import as_dtype, as_tensor, readable
 
 
 @outside_graphs
 class RowSparse:
-    """Rows of a table by their ids: a gradient, or what was pulled. MXNet's ``row_sparse_array``.
+    """Rows of a table, or of an array, by their ids: a gradient, or what was pulled. MXNet's ``row_sparse_array``.
 
         store.push("item", kv.RowSparse([3, 7], grads))  # grads: a row for each id
         rows = kv.RowSparse.zeros((10**6, 64))
@@ -176,13 +176,20 @@ def is_row_sparse(value: Any) -> bool:
     return isinstance(value, RowSparse) or (isinstance(value, torch.Tensor) and value.layout == torch.sparse_coo)
 
 
-def require_dense(values: Mapping[Key, Sequence[Any]], known: Container[Key]) -> None:
-    """Raise ``Mismatch`` if a value of a key that has an array is row-sparse."""
-    for key, each in values.items():
-        if key in known and any(map(is_row_sparse, each)):
-            raise Mismatch(
-                f"key {key!r} has an array, which takes no RowSparse: push a dense value, such as its to_dense()"
-            )
+def require_whole(outs: Mapping[Key, Sequence[Any]]) -> None:
+    """Raise ``UsageError`` if the value of an array, which is all of it, is to be written into some rows."""
+    for key, each in outs.items():
+        if any(map(is_row_sparse, each)):
+            raise UsageError(f"key {key!r} has an array, whose value is all of it: pass an array of its shape as out")
+
+
+def require_uncompressed(keys: Iterable[Key]) -> None:
+    """Raise ``UsageError`` if there are ``keys`` of arrays of which a store that compresses is to take some rows."""
+    if listed := list(keys):
+        raise UsageError(
+            f"rows of {shorten(listed)}, an array, cannot be compressed as its whole gradients are: push dense values, "
+            "such as to_dense(), or a table, kv.Table(codec=...), or use a store without compression"
+        )
 
 
 def integers(what: str, given: Any) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -105,7 +105,7 @@ def update_parts(
     if joint.evict or not updater.lazy:
         return None
     first, *others = batches
-    shared = _shared(first, others[0]) if others and not joint.rise else ()
+    shared = shared_rows(first, others[0]) if others and not joint.rise else ()
     if others and joint.rise:
         shared = _few(*_matches(*(joint.keys(batch.ids, batch.starts) for batch in batches)))
     if shared is None:
@@ -137,7 +137,7 @@ def update_parts(
     return [part.rows for part in parts]
 
 
-def _shared(first: RowBatch, second: RowBatch) -> tuple[Positions, Positions] | None:
+def shared_rows(first: RowBatch, second: RowBatch) -> tuple[Positions, Positions] | None:
     """Return where the rows are that both have, in each; None if they are many."""
     if len(first.starts) == 2 and len(first.ids) and len(second.ids) >= _MANY:
         sample = second.ids[::_SAMPLE]

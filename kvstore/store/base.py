@@ -111,6 +111,8 @@ class KVStore:
             key: one key or a list of them.
             value: for each key, a value or a list of them (one per device). For a table each is a ``RowSparse`` or a
                 ``torch.sparse_coo`` tensor: rows of one id are summed, and rows that no worker pushes stay as they are.
+                So may be those of an array: an optimizer with a rule for rows updates these alone, and otherwise all
+                others have zeros.
             priority: higher ones are served first where there is a choice.
             wait: return when the push has taken effect; if False, at once, when the values have been copied.
 
@@ -232,7 +234,8 @@ class KVStore:
     def set_gradient_compression(self, compression: Mapping[str, object] | None) -> None:
         """Compress what is pushed from now on; on all workers alike, before a push or between two.
 
-        What an encoding lacks is kept and goes with the next push of the key. Integers are sent as they are.
+        What an encoding lacks is kept and goes with the next push of the key. Integers are sent as they are. A store in
+        one process sends nothing: there each device's value is encoded, with a residual of its own, and decoded.
 
         Args:
             compression: a dict with ``type``, the parameters of that type, and perhaps ``pull``: a type, or such a
@@ -250,7 +253,7 @@ class KVStore:
         Raises:
             UnknownName: no such type or parameter; the message lists those there are.
             UsageError: a parameter out of range.
-            Unsupported: this store sends nothing.
+            Unsupported: ``pull`` is given for a store in one process.
         """
         raise self._unsupported("set_gradient_compression")
 

@@ -3,250 +3,34 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 
+from kvstore.codecs.options import chosen
 from kvstore.errors import AlreadyInitialized, Mismatch, NotFinite, UsageError, WeightsInDoubt, again
-from kvstore.lineage import Version, new_lineage
 from kvstore.optim import states_file
 from kvstore.optim.hyperparameters import finite, require_weight
-from kvstore.optim.optimizer import Optimizer, describe, log_replaced, require_shapes
-from kvstore.optim.updater import OWN, RowHyperparameters, RowUpdater, Updater, refusals
-from kvstore.rows.frozen_rows import FrozenRows, Page
+from kvstore.optim.optimizer import describe, log_replaced, require_shapes
+from kvstore.optim.updater import OWN, RowHyperparameters, Updater, refusals
 from kvstore.rows.ids import Ids
-from kvstore.rows.row_arguments import Wanted, contribution, first_rows, given_rows, is_table, name_of, row_sparse
-from kvstore.rows.row_sparse import RowSparse, require_dense
-from kvstore.rows.row_table import RowStates, RowTable, split
-from kvstore.rows.saving import FrozenReading, OpenSaves, load_table, save_table
-from kvstore.rows.sums import Rows
-from kvstore.rows.table_files import FrozenState
+from kvstore.rows.row_arguments import ArrayOfRows, Wanted, contribution, is_table
+from kvstore.rows.row_sparse import RowSparse, is_row_sparse, require_uncompressed, require_whole
+from kvstore.rows.row_table import split
 from kvstore.spec import Key, Spec, check_key, require_floats, require_same, without_value
 from kvstore.store.arguments import RowRequest, RowRequests, array_outs, one_kind
 from kvstore.store.base import KVStore, TableChanges
+from kvstore.store.device_compression import DeviceCompression
+from kvstore.store.local_tables import LocalTables
 from kvstore.store.registry import flag, require_options
 from kvstore.store.statistics import Statistics
 from kvstore.store.wanted_rows import described, wanted_rows
-from kvstore.table import Table
 from kvstore.ticket import Ticket
-from kvstore.values import all_finite, as_output, as_tensors, reduce_to, spec_of, summed_in
+from kvstore.values import RowRange, RowWindow, all_finite, as_output, as_tensors, reduce_to, spec_of, summed_in
 
 CPU = torch.device("cpu")
-
-
-PAGE_ROWS = 1 << 14
-
-Function = Callable[[Key, Any, Any], None]
-
-
-class LocalTables:
-    """All tables of one store.
-
-    Args:
-        finite: refuse rows that are not finite.
-    """
-
-    def __init__(self, finite: bool) -> None:
-        self._finite = finite
-        self._tables: dict[Key, RowTable] = {}
-        self._updaters: dict[Key, RowUpdater] = {}
-        self._optimizer: Optimizer | None = None
-        self._saves = OpenSaves()
-        self.specs: dict[Key, Table] = {}  # what each table is
-        self.moved: dict[Key, Key] = {}  # by the key of an array, the key of the table that has its rows now
-        self.changes: dict[Key, TableChanges] = {}  # see ``KVStore.table_changes``
-
-    def __contains__(self, key: Key) -> bool:
-        return key in self.specs
-
-    def __len__(self) -> int:
-        return len(self.specs)
-
-    def add(self, values: Mapping[Key, Any]) -> None:
-        """Make tables: all, or none if an exception is raised."""
-        firsts = {key: first_rows(described("init", name_of(key, value), 0), value) for key, value in values.items()}
-        specs = {key: table for key, (table, _) in firsts.items()}
-        updaters = {} if self._optimizer is None else row_updaters(self._optimizer, specs)
-        made = {key: RowTable(table, lineage=new_lineage()) for key, table in specs.items()}
-        for key, rows in made.items():
-            rows.use(updaters.get(key))
-            if (first := firsts[key][1]) is not None:
-                rows.put(*first, {}, None)
-        self.specs |= specs
-        self.moved |= {table.parameter: key for key, table in specs.items() if table.parameter is not None}
-        self.changes |= dict.fromkeys(specs, TableChanges(0, 0))
-        self._tables |= made
-        self._updaters |= updaters
-
-    def resolved(self, by_key: dict[Key, Any]) -> dict[Key, Any]:
-        moved = self.moved
-        return {moved.get(key, key): value for key, value in by_key.items()} if moved else by_key
-
-    def require(self, optimizer: Optimizer) -> None:
-        row_updaters(optimizer, self.specs)
-
-    def use(self, optimizer: Optimizer | None) -> None:
-        """Update with ``optimizer`` from now on; states of another rule are dropped. None assigns."""
-        updaters = {} if optimizer is None else row_updaters(optimizer, self.specs)
-        self._optimizer = optimizer
-        self._updaters = updaters
-        for key, rows in self._tables.items():
-            rows.use(updaters.get(key))
-
-    def contribution(self, key: Key, values: list[Any]) -> tuple[Ids, Rows]:
-        return contribution(described("push", self.specs[key].name(key), 0), self.specs[key], values, self._finite)
-
-    def update(self, key: Key, ids: Ids, sums: Rows, hyper: RowHyperparameters, function: Function | None) -> Ids:
-        """Make one update of a table; return the ids of the rows that have changed."""
-        rows = self._tables[key]
-        self._changed(key)
-        if function is not None:
-            return rows.update(ids, self._called(function, key, ids, sums), None)
-        updater = self._updaters.get(key)
-        if updater is not None and sums.base is not None:  # perhaps the caller's memory
-            sums = sums.copy()
-        version = rows.version
-        try:
-            return rows.update(ids, sums, updater, hyper)
-        except Exception as exc:
-            if rows.version == version and (updater is None or updater.lazy):
-                raise
-            name = self.specs[key].name(key)
-            text = f"an update of {name!r} failed in the middle, and may be half made: {type(exc).__name__}: {exc}"
-            raise WeightsInDoubt(text, [key]) from exc
-
-    def pull(self, key: Key, wanted: Wanted, changed: Ids | None = None) -> None:
-        """Write the rows that are wanted."""
-        wanted.write(self.rows(key, wanted.ids))
-        if wanted.changed and changed is not None:
-            wanted.write_changed(changed, self.rows(key, changed))
-
-    def rows(self, key: Key, ids: Ids) -> Rows:
-        table = self.specs[key]
-        out: Rows = np.empty((len(ids), table.width), table.dtype)
-        self._tables[key].pull(ids, out)
-        return out
-
-    def whole(self, key: Key, targets: list[Any]) -> Callable[[], None]:
-        """Return what writes all rows of a table with a shape into each of ``targets``, arrays or ``RowSparse``."""
-        table = self.specs[key]
-        if table.rows is None:
-            raise UsageError(f"key {key!r} is {table}, which has no last row; use row_sparse_pull, or table_rows")
-        wanted = Wanted(described("pull", table.name(key), 0), table)
-        ids = np.arange(table.rows)
-        for target in targets:
-            wanted.add(ids, target)
-        return lambda: self.pull(key, wanted)
-
-    def put(self, key: Key, value: Any) -> None:
-        table = self.specs[key]
-        self._changed(key)
-        self._tables[key].put(*given_rows(described("put_rows", table.name(key), 0), table, value), {}, None)
-
-    def pages(self, key: Key) -> Iterator[RowSparse]:
-        frozen = self._tables[key].freeze()
-        pages = self._pages(key, frozen)
-        weakref.finalize(pages, frozen.thaw)  # nobody may ever ask for the first page
-        return pages
-
-    def states(self) -> dict[tuple[Key, str], torch.Tensor]:
-        states: dict[tuple[Key, str], torch.Tensor] = {}
-        for key, rows in self._tables.items():
-            frozen = rows.freeze()
-            pages = list(frozen.pages(PAGE_ROWS))
-            frozen.thaw()
-            of_key = RowStates.of(pages, frozen.steps).tensors()
-            states |= {(key, name): value for name, value in of_key.items()}
-        return states
-
-    def require_keys(self, states: Mapping[Key, RowStates], where: object) -> None:
-        """Raise ``UsageError`` unless all keys with ``states``, which come from ``where``, have such tables."""
-        for key, of_key in states.items():
-            if key not in self.specs:
-                raise UsageError(f"{where} holds states of table {key!r}, which has not been initialized")
-            of_key.require(self._tables[key].parts, key, where)
-
-    def load_states(self, states: Mapping[Key, RowStates]) -> None:
-        """Take the states of rows. In tables that grow, only rows that are there take them."""
-        for key, of_key in states.items():
-            self._load_states(key, of_key)
-
-    def _load_states(self, key: Key, states: RowStates) -> None:
-        rows = self._tables[key]
-        missing = np.ones(len(states.ids), bool)
-        frozen = rows.freeze()
-        pages = list(frozen.pages(PAGE_ROWS))
-        frozen.thaw()
-        for page in pages:
-            (ids, values, parts), places = states.replacing(page)
-            missing[places] = False
-            rows.put(ids, values, parts, None)
-        if not self.specs[key].grows:
-            ids = states.ids[missing]
-            rows.put(ids, self.rows(key, ids), {name: part[missing] for name, part in states.parts.items()}, None)
-        rows.put(np.empty(0, np.int64), self.rows(key, np.empty(0, np.int64)), {}, None, states.steps)
-
-    def save(self, key: Key, path: str | os.PathLike[str], state: bool, since: int | None, wait: bool) -> Ticket:
-        rows, updater = self._tables[key], self._updaters.get(key)
-
-        def freeze(versions: Sequence[Version] | None) -> tuple[FrozenReading, FrozenState]:
-            whole = "" if versions is None else rows.unknown(versions[0])
-            frozen = rows.freeze(None if versions is None or whole else versions[0])
-            rule = None if updater is None else updater.rule
-            return FrozenReading([frozen]), FrozenState([frozen.at], [frozen.steps], rows.parts, rule, whole)
-
-        return save_table(path, self.specs[key].name(key), self.specs[key], 1, since, state, freeze, wait, self._saves)
-
-    def load(self, key: Key, path: str | os.PathLike[str]) -> None:
-        rows, updater = self._tables[key], self._updaters.get(key)
-
-        def put(page: Page, version: int, steps: int) -> None:
-            rows.put(*page, version, steps)
-
-        self._changed(key, loads=1)
-        load_table(path, key, self.specs[key], None if updater is None else updater.rule, put)
-
-    def evict(self, key: Key) -> None:
-        self._changed(key)
-        self._tables[key].evict()
-
-    def statistics(self, key: Key) -> dict[str, int]:
-        return self._tables[key].statistics()
-
-    def _changed(self, key: Key, loads: int = 0) -> None:
-        before = self.changes[key]
-        self.changes[key] = TableChanges(before.changes + 1, before.loads + loads)
-
-    def _called(self, function: Function, key: Key, ids: Ids, sums: Rows) -> Rows:
-        """Return the rows of ``ids`` as the user's updater leaves them."""
-        table = self.specs[key]
-        shape = None if table.rows is None else (table.rows, *table.row)
-        pushed, stored = (
-            RowSparse(ids, rows.reshape(len(ids), *table.row), shape) for rows in (sums, self.rows(key, ids))
-        )
-        function(key, pushed, stored)
-        return row_sparse(f"the updater's rows of key {key!r}", stored, table).rows.reshape(sums.shape).numpy()
-
-    def _pages(self, key: Key, frozen: FrozenRows) -> Iterator[RowSparse]:
-        table = self.specs[key]
-        shape = None if table.rows is None else (table.rows, *table.row)
-        try:
-            for page in frozen.pages(PAGE_ROWS, state=False):
-                yield RowSparse(page.ids, page.rows.reshape(len(page.ids), *table.row), shape)
-        finally:
-            frozen.thaw()
-
-
-def row_updaters(optimizer: Optimizer, tables: Mapping[Key, Table]) -> dict[Key, RowUpdater]:
-    """Return what updates the rows of each of ``tables`` with ``optimizer``."""
-    return {
-        key: RowUpdater(optimizer, table.name(key), table.dtype, table.width, table.grows)
-        for key, table in tables.items()
-    }
 
 
 class LocalStore(KVStore):
@@ -261,6 +45,7 @@ class LocalStore(KVStore):
         self._updater: Updater | None = None
         self._function: Callable[[Key, Any, Any], None] | None = None
         self._factor = 1.0  # of sums that become values
+        self._compressing: DeviceCompression | None = None
         self._tables = LocalTables(check_finite)
         self._pushes = self._pulls = 0
         self._doubts: dict[Key, WeightsInDoubt] = {}  # what an optimizer may have half updated, and how
@@ -298,14 +83,18 @@ class LocalStore(KVStore):
         values = self._tables.resolved(values)
         self._require_sound(values)
         arrays = {key: its_arrays for key, its_arrays in values.items() if key not in self._tables}
-        require_dense(arrays, self._specs)
-        given = {key: self._checked(key, as_tensors(its_arrays)) for key, its_arrays in arrays.items()}
+        sparse = [key for key, its_arrays in arrays.items() if any(map(is_row_sparse, its_arrays))]
+        given = {key: self._checked(key, as_tensors(of)) for key, of in arrays.items() if key not in sparse}
+        some = {key: self._some_rows(key, arrays[key]) for key in sparse}
         rows = {key: self._tables.contribution(key, each) for key, each in values.items() if key not in arrays}
         if self._updater is not None:
-            require_floats((key, self._specs[key]) for key in given)
+            require_floats((key, self._specs[key]) for key in arrays)
+        if self._compressing is not None:
+            require_uncompressed(some)
+            given = self._compressing.decoded(given)
         merged = {key: self._reduce(key, tensors) for key, tensors in given.items()}
         if self._check_finite:
-            self._require_finite(merged)
+            self._require_finite(merged | {key: part.rows for key, part in some.items()})
         self._pushes += len(values)
         try:
             changed = {
@@ -315,14 +104,21 @@ class LocalStore(KVStore):
             if self._updater is not None:
                 # The gradient is overwritten, so one that still is the caller's memory is copied first.
                 fresh = {k: m.clone() if m.data_ptr() == given[k][0].data_ptr() else m for k, m in merged.items()}
+                fresh |= self._step_rows(self._updater, some)
                 if fresh:
                     self._updater.update([(key, self._stored[key], grad) for key, grad in fresh.items()])
             elif self._function is not None:
                 for key, total in merged.items():
                     self._function(key, total, self._stored[key])
+                for key, part in some.items():
+                    pushed = part.rows.to(self._stored[key].dtype).view(len(part.ids), *self._specs[key].shape[1:])
+                    self._function(key, RowSparse(part.ids, pushed, self._specs[key].shape), self._stored[key])
             else:
                 for key, total in merged.items():
                     self._stored[key].copy_(total)
+                for key, part in some.items():
+                    whole = part.rows * self._factor if part.rows.is_floating_point() else part.rows
+                    part._replace(rows=whole).write(self._stored[key].view(-1), add=False)
         except WeightsInDoubt as exc:
             self._doubts |= dict.fromkeys(exc.keys, exc)
             raise
@@ -376,6 +172,7 @@ class LocalStore(KVStore):
                 wanted[key] = wanted_rows("pushpull", key, 0, self._tables.specs[key], its_requests, values[key])
                 continue
             outs[key] = array_outs(key, its_requests, values[key])
+            require_whole({key: outs[key]})
             self._checked(key, [as_output(out) for out in outs[key]])
         changed = self._update(values)
         self._pull(outs, 0)
@@ -491,6 +288,12 @@ class LocalStore(KVStore):
         updater.states.load(arrays, self._stored)
         self._tables.load_states(tables)
 
+    def set_gradient_compression(self, compression: Mapping[str, object] | None) -> None:
+        self._check()
+        wanted, now = chosen(compression), self._compressing
+        if wanted is None or now is None or now.compression != wanted:
+            self._compressing = None if wanted is None else DeviceCompression(wanted)
+
     def companion(self) -> KVStore:
         return type(self)(self._name)
 
@@ -522,6 +325,30 @@ class LocalStore(KVStore):
         if self._function is not None or self._factor == 1 or not wide.is_floating_point:
             return reduce_to(tensors, home)
         return (reduce_to(tensors, home, wide) * self._factor).to(tensors[0].dtype)
+
+    def _some_rows(self, key: Key, values: list[Any]) -> RowRange:
+        """Return the sum of what is pushed of an array of which only some rows are."""
+        if key not in self._specs:
+            raise without_value(key, [*self._specs, *self._tables.specs])
+        what = described("push", key, 0)
+        array = ArrayOfRows.of(what, self._specs[key])
+        ids, rows = contribution(what, array, values, self._check_finite)
+        home = self._home(key, [RowSparse.of(value).rows for value in values])
+        if self._stored[key].device != home:
+            self._stored[key] = self._stored[key].to(home)
+        return RowRange(0, RowWindow(0, self._specs[key].size, array.width), ids, torch.from_numpy(rows))
+
+    def _step_rows(self, updater: Updater, some: Mapping[Key, RowRange]) -> dict[Key, torch.Tensor]:
+        """Update the rows of arrays; return the gradients of those whose other rows are to be updated, too."""
+        whole: dict[Key, torch.Tensor] = {}
+        for key, part in some.items():
+            stored = self._stored[key]
+            group = updater.alone(key, stored)
+            if updater.lazy(group):
+                updater.step_rows(group, [[part]], keep=True)  # perhaps it is the caller's memory
+            else:
+                whole[key] = part.values.to(stored.device).view(stored.shape)
+        return whole
 
     def _require_finite(self, sums: Mapping[Key, torch.Tensor]) -> None:
         for key, total in sums.items():

@@ -42,6 +42,7 @@ from kvstore.values.ranges import (
     sum_ranges,
     summed_in,
 )
+from kvstore.values.row_ranges import PlacedRows, RowRange, RowWindow
 
 mark_early()
 
@@ -50,6 +51,9 @@ __all__ = [
     "Layout",
     "Leaving",
     "PayloadRange",
+    "PlacedRows",
+    "RowRange",
+    "RowWindow",
     "TensorRange",
     "all_finite",
     "as_dtype",

@@ -59,8 +59,14 @@ class Init(Request):
         require_known(self.kinds, self.shapes)
 
 
+def require_runs(runs: Sequence[Sequence[int]], segments: int) -> None:
+    """Raise ``WireError`` unless ``runs`` are ``segments`` segments; see ``Push.runs``."""
+    if sum(run[0] for run in runs) != segments:
+        raise WireError(f"rows of {sum(run[0] for run in runs)} segments, where there are {segments}")
+
+
 _VALUES = ("store", "ids", "want", "lr", "rescale", "codec", "lengths", "segment_counts")
-_ALIKE = (*_VALUES, "back", "changes", "priority", "encode", "in_float32")
+_ALIKE = (*_VALUES, "back", "changes", "priority", "encode", "in_float32", "runs")
 
 
 @message(42, shared=_ALIKE, sent={"clocks": "sent_clocks"})
@@ -94,6 +100,10 @@ class Push(Request):
     # whether plain values are float32, for segments of half precision: they are sums, which are rounded when they have
     # been used
     in_float32: Annotated[bool, f.flag] = False
+    # of arrays of which only some rows come, all other elements being 0: what the segments are. The buffers are then
+    # how many rows there are in each run (int64), their ids, which rise in each (int32 or int64), and the rows. Empty:
+    # all elements come.
+    runs: f.RowRuns = field(default_factory=list)
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
     def __post_init__(self) -> None:
@@ -104,6 +114,8 @@ class Push(Request):
             self.__dict__["clocks"] = clocks * len(ids)
         if self.codec is not None:
             same_length(self.segment_counts or self.ids, self.lengths)
+        if self.runs:
+            require_runs(self.runs, len(ids))
         if self.rank_clocks:
             same_length(self.ranks, self.rank_clocks)
 

@@ -348,6 +348,10 @@ Changes = Annotated[
     list_of(tuple_of(integer(0, MAX_GROUPS), text(64), hyperparameter), 1 << 16),
 ]  # hyper-parameters: number of the group (0: all keys), name, value
 
+# Ranges of arrays of which a message brings some rows: how many segments each is, its first element in the array, and
+# the elements of a row.
+RowRuns = Annotated[list[list[int]], list_of(tuple_of(integer(1, 1 << 20), integer(0, 2**48), integer(1, 2**48)))]
+
 MAX_ROWS = 1 << 32  # of one table in one message
 Counts = Annotated[list[int], integers(0, MAX_ROWS)]
 Count = Annotated[int, integer(0, MAX_ROWS)]

@@ -14,6 +14,7 @@ from kvstore.job.settings import MAX_NODES
 from kvstore.lineage import UNKNOWN
 from kvstore.rule import AGGREGATE, LATE
 from kvstore.wire import fields as f
+from kvstore.wire.arrays import require_runs
 from kvstore.wire.coding import Buffer, message
 from kvstore.wire.message import (
     Message,
@@ -79,7 +80,8 @@ class ClosedRounds(Message):
     # whether the receiver may keep the rounds, since ``Updated`` will say what they have made. If the sender is lost
     # before that, it makes the updates itself.
     kept: Annotated[bool, f.flag] = False
-    # of each bucket that did not fail, all elements; sums of half precision are in float32
+    runs: f.RowRuns = field(default_factory=list)  # of one bucket, whose sum has some rows only; see ``Push.runs``
+    # of each bucket that did not fail, all elements, or its rows; sums of half precision are in float32
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
     def __post_init__(self) -> None:
@@ -88,6 +90,8 @@ class ClosedRounds(Message):
             same_length(self.sizes, self.contributors)
         if self.scales:
             same_length(self.sizes, self.scales)
+        if self.runs:
+            require_runs(self.runs, len(self.ids))
 
 
 @message(72)

@@ -93,7 +93,7 @@ def pull(listed: SegmentList, clocks: Sequence[int], back: Any, asker: Pulled, p
     return Exchange(listed, wire.Pull, fields, [asker], passes)
 
 
-_VALUES = ("codec", "lengths", "segment_counts", "back", "in_float32")
+_VALUES = ("codec", "lengths", "segment_counts", "back", "in_float32", "runs")
 ALIKE = ("store", "ids", "lr", "rescale", "changes", "weight", *_VALUES)
 
 

@@ -77,7 +77,7 @@ class HostStore:
         if not message.ids:
             return [Answer(peer, message, wire.Ack(message.seq))]
         listed = self.segments.listed(message.ids)
-        if message.codec is None and lent is None:
+        if message.codec is None and lent is None and not message.runs:
             ranges_of(
                 message.buffers, message.dtype(listed.dtype), listed.size
             )  # it must be whole before it waits for others
@@ -263,8 +263,9 @@ def _is(asker: Asker, rank: int, about: int) -> bool:
 class HostSums:
     """Forwards the pushes of this host's workers to one store: as one, or each by itself.
 
-    They become one if they agree on all but their values. Pushes that workers have compressed, or that name different
-    hyper-parameters, are sent on as they are: the server says what is wrong, and names the worker. So are pushes whose
+    They become one if they agree on all but their values. Pushes that workers have compressed, that have some rows
+    only, or that name different hyper-parameters, are sent on as they are: the server says what is wrong, and names the
+    worker. So are pushes whose
     sum is not finite, where the store checks that. Values in memory of devices that all workers have lent are summed
     there.
     """
@@ -286,7 +287,7 @@ class HostSums:
         first = askers[0].request
         clocks = [clock_key(asker.request.clocks) for asker in askers]
         alike = len(set(clocks)) == 1
-        if first.codec is not None or not (alike or all(isinstance(clock, int) for clock in clocks)):
+        if first.codec is not None or first.runs or not (alike or all(isinstance(clock, int) for clock in clocks)):
             return None
         if len(askers) == 1:
             return self._alone(listed, askers[0])
@@ -326,7 +327,7 @@ class HostSums:
                 from_buffer(buffer, request.dtype(listed.dtype)).copy_(asker.lent)
             return self._sent(listed, [asker], [buffer], None, [])
         total = None
-        if request.encode is not None and listed.dtype in FLOATS:
+        if request.encode is not None and not request.runs and listed.dtype in FLOATS:
             total = from_buffer(self._memory.allocate(listed.sum_bytes), listed.sum_dtype)
             sum_ranges([_payload(listed, asker)], total)
         return self._sent(listed, [asker], request.buffers, total, [])
@@ -369,4 +370,5 @@ def _terms(asker: Pushed) -> tuple[Any, ...]:
         repr(request.encode),
         repr(request.back),
         request.codec is None,
+        bool(request.runs),
     )

@@ -25,11 +25,13 @@ from kvstore.optim.fused import FusedGroup
 from kvstore.optim.optimizer import Optimizer, log_replaced
 from kvstore.optim.states import SegmentState, pack_states, unpack_parts, unpack_states
 from kvstore.optim.updater import NO_CHANGES, RowHyperparameters, Updater
+from kvstore.rows.sums import Room
 from kvstore.rule import Rule
 from kvstore.spec import FLOATS, ITEMSIZE, Key, require_floats, shorten, sum_dtype
 from kvstore.transport.memory import Memory
 from kvstore.values import (
     PayloadRange,
+    RowRange,
     TensorRange,
     all_finite,
     as_dtype,
@@ -40,12 +42,13 @@ from kvstore.values import (
     sum_ranges,
 )
 from servers.names import workers
+from servers.store.array_rows import apart, is_rows, rows_of, summed
 from servers.store.bucket import Bucket, Contribution
 from servers.store.buckets import Buckets
 from servers.store.hyperparameters import UpdateHyperparameters, agreed_by, asked, compressions
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
-from servers.store.target import AnyTarget, PushRequest
+from servers.store.target import AnyTarget, HeldSegments, PushRequest
 
 
 class Update(NamedTuple):
@@ -157,7 +160,14 @@ class Updates:
             by_hyper.setdefault(update.hyper, []).append(update)
         for hyper, members in by_hyper.items():
             self.take(hyper)
-            errors |= self._step(self.updater, members, recording)
+            whole: list[Update] = []
+            for update in members:
+                if is_rows(update.contributions[0].ranges) and self._is_lazy(self.updater, update):
+                    errors |= self._step_rows(self.updater, update, recording)
+                else:
+                    whole.append(update)
+            if whole:
+                errors |= self._step(self.updater, whole, recording)
         return errors
 
     def take(self, hyper: UpdateHyperparameters) -> None:
@@ -203,7 +213,9 @@ class Updates:
         """Close rounds that another server has recorded."""
         buckets = self._buckets.group(message.ids, message.sizes)
         failures = {place: rebuild(kind, text) for place, kind, text in message.failures}
-        if len(message.buffers) + len(failures) != len(buckets):
+        if message.runs and len(buckets) != 1:
+            raise ValueError(f"rows of {len(buckets)} buckets in one record")
+        if not message.runs and len(message.buffers) + len(failures) != len(buckets):
             raise ValueError(f"{len(message.buffers)} sums for {len(buckets)} buckets, {len(failures)} without")
         if message.buffers and message.assigned != (self.updater is None):
             raise ValueError("sums are assigned on one server, and the optimizer steps on the other")
@@ -218,7 +230,11 @@ class Updates:
                 bucket.fail(version, failures[place])
                 continue
             dtype = bucket.dtype if message.assigned else sum_dtype(bucket.dtype)
-            ranges = ranges_of([next(buffers)], dtype, bucket.size)
+            ranges: Sequence[PayloadRange]
+            if message.runs:
+                ranges = rows_of("another server", message.runs, message.buffers, bucket.segments, dtype)
+            else:
+                ranges = ranges_of([next(buffers)], dtype, bucket.size)
             contribution = Contribution((), version, ranges, hyper)
             updates.append(Update(bucket, [contribution], hyper, message.scales[place] if message.scales else 1.0))
         if message.assigned:
@@ -267,9 +283,7 @@ class Updates:
             bucket = update.bucket
             try:
                 bucket.writable()  # it may move: so the optimizer's views are pointed to it each time
-                group = self._groups.get(bucket)
-                if group is None:
-                    group = self._groups[bucket] = updater.group(bucket.ids, bucket.shapes, bucket.value)
+                group = self._group(updater, bucket)
                 group.point(bucket.value)
                 summed = self._sum(updater, update)
                 gradient = self._corrected(updater, update, summed)
@@ -307,6 +321,66 @@ class Updates:
                     buckets, updater.states.parts([id_ for bucket in buckets for id_ in bucket.ids])
                 )
         return errors
+
+    def _is_lazy(self, updater: Updater, update: Update) -> bool:
+        """Whether all contributions have some rows only, and the optimizer leaves all others as they are."""
+        if not all(is_rows(each.ranges) for each in update.contributions):
+            return False
+        return updater.lazy(self._group(updater, update.bucket))
+
+    def _step_rows(self, updater: Updater, update: Update, recording: Recording | None) -> dict[Bucket, Exception]:
+        """Make one update of the rows that workers have pushed."""
+        bucket, dtype = update.bucket, sum_dtype(update.bucket.dtype)
+        try:
+            bucket.writable()
+            group = self._group(updater, bucket)
+            group.point(bucket.value)
+            payloads = [each.ranges for each in update.contributions]
+            plain = update.scale == 1 and not (recording is not None or self._rule.finite or self._rule.compensation)
+            gradient = apart(payloads, dtype) if plain else None
+            if gradient is None:
+                gradient = [self._summed_rows(updater, update, None if recording is None else recording.room)]
+        except Exception as exc:  # nothing has changed
+            if recording is not None:
+                recording.values([], {bucket: exc})
+            return {bucket: exc}
+        if recording is not None:
+            self._hand_over.keeps([bucket], 0)  # so the standby makes the updates that it has kept, and then this one
+            recording.rows(bucket, gradient[0], update.hyper)
+        try:
+            updater.step_rows(group, gradient, keep=True)
+        except Exception as exc:
+            self._hand_over.fail()
+            return self._failed(exc, [bucket])
+        return {}
+
+    def _group(self, updater: Updater, bucket: Bucket) -> FusedGroup:
+        group = self._groups.get(bucket)
+        if group is None:
+            group = self._groups[bucket] = updater.group(bucket.ids, bucket.shapes, bucket.value)
+        return group
+
+    def _summed_rows(self, updater: Updater, update: Update, room: Room | None) -> list[RowRange]:
+        """Return the gradient for a bucket, whose contributions are some rows."""
+        bucket, payloads = update.bucket, [each.ranges for each in update.contributions]
+        sums = summed(payloads, bucket.segments.keys[0], sum_dtype(bucket.dtype), room)
+        gradient = [part._replace(rows=self._corrected_rows(updater, update, part)) for part in sums]
+        if (check := self._check(bucket, update.contributions)) is not None:
+            for part in gradient:
+                check(part.rows)
+        return gradient
+
+    def _corrected_rows(self, updater: Updater, update: Update, part: RowRange) -> torch.Tensor:
+        """Do what ``_corrected`` does, of the rows of ``part``."""
+        gradient = part.rows if update.scale == 1 else part.rows * update.scale
+        before = update.bucket.read_by.get(update.contributions[0].ranks[0]) if self._rule.compensation else None
+        if before is None:
+            return gradient
+        places = part.window.places(part.ids)
+        now, then = (
+            places.gather(value[part.start : part.stop]).to(gradient.dtype) for value in (update.bucket.value, before)
+        )
+        return gradient + self._rule.compensation * updater.rescale_grad * gradient * gradient * (now - then)
 
     def _failed(self, exc: Exception, buckets: Collection[Bucket]) -> dict[Bucket, Exception]:
         errors: dict[Bucket, Exception] = {}
@@ -518,6 +592,9 @@ def payload_of(message: wire.Push, buckets: Sequence[Bucket]) -> Sequence[Payloa
     """Return the elements of a push to ``buckets``, checked."""
     if not buckets:
         return []
+    if message.runs:
+        segments = HeldSegments.joined([bucket.segments for bucket in buckets])
+        return rows_of(message.node, message.runs, message.buffers, segments, message.dtype(buckets[0].dtype))
     compression = described(message.codec)
     if compression is not None:
         return _compressed(message, compression, buckets)

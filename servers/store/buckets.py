@@ -304,8 +304,7 @@ class Buckets:
         return all(b.idle and b.rounds.state == state and b.segments.splits[0] < MAX_SPLITS for b in buckets)
 
     def _merge(self, buckets: Sequence[Bucket]) -> Bucket:
-        columns = zip(*(bucket.segments for bucket in buckets), strict=True)
-        segments = HeldSegments(*(list(itertools.chain(*parts)) for parts in columns))
+        segments = HeldSegments.joined([bucket.segments for bucket in buckets])
         merged = Bucket(segments, buckets[0].dtype, buckets[0].rounds.copy(), self._memory)
         torch.cat([bucket.value for bucket in buckets], out=merged.value)
         for rank in set.intersection(*(set(bucket.read_by) for bucket in buckets)):

@@ -19,8 +19,9 @@ from kvstore.rows.ids import Ids
 from kvstore.rows.layout import bytes_of
 from kvstore.rows.sums import Rows
 from kvstore.transport.memory import Heap, Memory
-from kvstore.values import from_buffer, spec_of, to_buffer
+from kvstore.values import RowRange, from_buffer, spec_of, to_buffer
 from servers.requests.replies import described_error
+from servers.store.array_rows import described
 from servers.store.bucket import Bucket
 from servers.store.hyperparameters import UpdateHyperparameters
 from servers.store.rounds import Rounds
@@ -85,6 +86,11 @@ class Recording:
         listed = [] if all(scale == 1 for scale in scales) else list(scales)
         self._rounds(buckets, buffers, failures, hyper, listed, kept=kept)
 
+    def rows(self, bucket: Bucket, sums: Sequence[RowRange], hyper: UpdateHyperparameters) -> None:
+        """Record a closed round of one bucket whose sum has some rows only; see ``sums``."""
+        runs, buffers = described(sums, bucket.sizes)
+        self._rounds([bucket], buffers, {}, hyper, [], runs=runs)
+
     def values(self, buckets: Sequence[Bucket], failures: Mapping[Bucket, Exception]) -> None:
         """Record closed rounds whose sums are the new values of ``buckets``; see ``sums``."""
         buffers = [bucket.whole() for bucket in buckets]
@@ -148,12 +154,13 @@ class Recording:
     def _rounds(
         self,
         buckets: Sequence[Bucket],
-        buffers: Sequence[memoryview],
+        buffers: Sequence[wire.Buffer],
         failures: Mapping[Bucket, Exception],
         hyper: UpdateHyperparameters,
         scales: list[float],
         assigned: bool = False,
         kept: bool = False,
+        runs: Sequence[list[int]] = (),
     ) -> None:
         every = [*buckets, *failures]
         rounds = [bucket.rounds for bucket in every]
@@ -169,6 +176,7 @@ class Recording:
             failures=[[place, *described_error(error)] for place, error in enumerate(failures.values(), len(buckets))],
             assigned=assigned,
             kept=kept,
+            runs=list(runs),
             buffers=buffers,
         )
         self.note(record)

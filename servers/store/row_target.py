@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -171,8 +170,7 @@ class TableGroup(Target[GroupContribution]):
 
     def __init__(self, targets: Sequence[RowTarget]) -> None:
         first = targets[0]
-        columns = zip(*(target.segments for target in targets), strict=True)
-        segments = HeldSegments(*(list(itertools.chain(*parts)) for parts in columns))
+        segments = HeldSegments.joined([target.segments for target in targets])
         super().__init__(segments, first.rounds.copy())  # type: ignore[arg-type]  # there is no contribution in it
         self.judged, self.last_at = first.judged, first.last_at
         self.targets = targets

@@ -5,6 +5,7 @@ A ``Bucket`` (bucket.py) holds arrays that are pushed whole, a ``RowTarget`` (ro
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
@@ -51,6 +52,13 @@ class HeldSegments(NamedTuple):
     keys: Sequence[Key]
     specs: Sequence[Spec]
     splits: Sequence[int]
+
+    @classmethod
+    def joined(cls, lists: Sequence[HeldSegments]) -> HeldSegments:
+        """Return the segments of all ``lists``, one after the other."""
+        if len(lists) == 1:
+            return lists[0]
+        return cls(*(list(itertools.chain(*parts)) for parts in zip(*lists, strict=True)))
 
     def segment(self, place: int) -> HeldSegment:
         return HeldSegment(self.ids[place], self.keys[place], self.specs[place], self.splits[place])

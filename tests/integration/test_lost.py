@@ -171,6 +171,7 @@ TRAINS = """
 
     OPTIMIZERS = {"sgd": {"momentum": 0.9}, "nag": {"momentum": 0.9}, "adamw": {}, "adafactor": {}}
     SHAPES = {"long": (1013,), "tall": (40_009, 1), "small": (7,)}
+    ROWS = (801, 7)  # of an array of which some rows are pushed, and which servers cut within rows
 
     class Step:
         at = 0
@@ -185,6 +186,7 @@ TRAINS = """
         store.set_optimizer(name, learning_rate=0.05, **hyper)
         drawn = torch.Generator().manual_seed(1)
         store.init(list(SHAPES), [torch.randn(shape, generator=drawn) for shape in SHAPES.values()])
+        store.init("rows", torch.randn(ROWS, generator=drawn))
         if name == "adamw":
             store.init("table", kv.Table(dim=5, init="normal"))
     stores["sgd"].attach("step", step)
@@ -192,13 +194,16 @@ TRAINS = """
         for name, store in stores.items():
             drawn = torch.Generator().manual_seed(100 * store.rank + step.at)
             store.push(list(SHAPES), [torch.randn(shape, generator=drawn) for shape in SHAPES.values()])
+            ids = torch.randperm(801, generator=drawn)[:99]
+            some = kv.RowSparse(ids, torch.randn(99, 7, generator=drawn), ROWS)
+            store.push("rows", some.to_dense() if store.rank and step.at % 4 == 3 else some)
             if name == "adamw":
                 ids = torch.randperm(60, generator=drawn)[:20]
                 store.push("table", kv.RowSparse(ids, torch.randn(20, 5, generator=drawn)))
         step.at += 1
     for name, store in stores.items():
-        outs = [torch.empty(shape) for shape in SHAPES.values()]
-        store.pull(list(SHAPES), out=outs)
+        outs = [torch.empty(shape) for shape in [*SHAPES.values(), ROWS]]
+        store.pull([*SHAPES, "rows"], out=outs)
         if name == "adamw":
             outs.append(store.row_sparse_pull("table", row_ids=torch.arange(60)))
         print("BITS", name, hashlib.sha256(b"".join(out.numpy().tobytes() for out in outs)).hexdigest(), flush=True)
@@ -231,6 +236,8 @@ def test_the_number_of_servers_changes_no_bit_over_a_checkpoint_and_with_standby
     assert len(never) == 4, never
     bits(tmp_path, 2, STEPS // 2, ["--checkpoint-dir", saved])
     assert bits(tmp_path, 3, options=["--resume", saved, "--replicas", "1"]) == never
+    killed = ["--replicas", "1", "--inject", f"kill:server:0@round:{STEPS // 2}"]
+    assert bits(tmp_path, 2, options=killed) == never
 
 
 # ---- workers that die, and a job that goes on without them

@@ -93,6 +93,9 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "back": lambda: st.none() | st.sampled_from([["int8", [["seed", 0], ["stochastic", False]]], ["", []]]),
         "lengths": lambda: some(st.integers(0, 1 << 40), size),
         "segment_counts": lambda: some(st.integers(1, 1 << 20), size) | st.just([]),
+        "runs": lambda: (
+            some(st.tuples(st.just(1), st.integers(0, 2**48), st.integers(1, 2**48)).map(list), size) | st.just([])
+        ),
         "rank": lambda: ranks,
         "last": lambda: st.integers(0, 4096),
         "store": lambda: st.integers(0, 255),

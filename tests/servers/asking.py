@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from kvstore import wire
@@ -163,6 +165,22 @@ class Worker:
 
     def explain(self, about: int) -> wire.Explain:
         return wire.Explain(self.me(), about=about)
+
+
+def some_rows(message: wire.Push, runs: Sequence[Sequence[int]], rows: Sequence[Mapping[int, Any]]) -> wire.Push:
+    """``message`` with some rows by id, in this order, for each of ``runs``, in place of all elements."""
+    ids = np.array([each for of in rows for each in of], np.int64)
+    every = [row for of in rows for row in of.values()]
+    values = [row if isinstance(row, torch.Tensor) else floats(*row) for row in every]
+    return dataclasses.replace(
+        message,
+        runs=list(map(list, runs)),
+        buffers=[
+            np.array(list(map(len, rows)), np.int64).tobytes(),
+            ids.tobytes(),
+            to_buffer(torch.cat(values)) if values else b"",
+        ],
+    )
 
 
 class Desk:

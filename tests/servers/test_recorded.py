@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ import handed_over
 import numpy as np
 import pytest
 import torch
-from asking import Worker, sent
+from asking import Worker, sent, some_rows
 from asking_rows import evict, freeze, init_tables, pull_rows, push_rows, put_rows
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from pairs import Records, copied, state
 
 from kvstore import wire
 from kvstore.table import Capacity, MinCount, Probability, Table, Unseen
+from kvstore.values import RowWindow
 from servers.replication.standby import Backlog
 from servers.shard import Shard
 
@@ -30,6 +32,7 @@ OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
     ("adamw", {"amsgrad": True}),
     ("lamb", {}),
     ("rmsprop", {"momentum": 0.5}),
+    ("adagrad", {"initial_accumulator_value": 0.5}),
 ]
 BACK = [None, None, ["2bit", [["threshold", 0.5]]], ["int8", [["seed", 3], ["stochastic", True]]]]
 KINDS = ["push"] * 8 + ["pull"] * 3 + ["pause", "init", "optimizer", "states", "close", "open"]
@@ -80,6 +83,32 @@ def numbers(draw: st.DrawFn, number: int, dtype: torch.dtype) -> torch.Tensor:
     return (values * float("nan") if seed == 50 else values).to(dtype)
 
 
+# Of which elements of which array a segment is: the first, and how many a row has. The first two are of one array.
+PLACES = {1: (4, 5), 2: (7, 5), 3: (0, 5), 4: (2, 3)}
+
+
+def rows_of(draw: st.DrawFn, message: wire.Push, dtype: torch.dtype) -> wire.Push:
+    """Return a push of the same segments that has some rows of them."""
+    runs: list[list[int]] = []
+    places: list[RowWindow] = []
+    for before, number in zip([0, *message.ids], message.ids, strict=False):
+        (first, width), size = PLACES[number], math.prod(SIZES[number])
+        if (before, number) == (1, 2) and draw(st.booleans()):
+            runs[-1][0], places[-1] = 2, RowWindow(places[-1].first, places[-1].size + size, width)
+        else:
+            runs.append([1, first, width])
+            places.append(RowWindow(first, size, width))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 50)))
+    rows = [
+        {
+            each: torch.randn(place.width, generator=generator).to(dtype)
+            for each in sorted(draw(st.sets(st.integers(place.rows[0], place.rows[1] - 1), max_size=6)))
+        }
+        for place in places
+    ]
+    return some_rows(message, runs, rows)
+
+
 @st.composite
 def requests(draw: st.DrawFn, asked: Asked, dtype: torch.dtype) -> wire.Message:
     """Anything that a worker may ask next, and now and then what it may not."""
@@ -103,7 +132,8 @@ def requests(draw: st.DrawFn, asked: Asked, dtype: torch.dtype) -> wire.Message:
             rescale=draw(st.sampled_from([None, 0.5, 0.5])),
             back=draw(st.sampled_from(BACK)),
         )
-        return dataclasses.replace(message, in_float32=wide)
+        message = dataclasses.replace(message, in_float32=wide)
+        return rows_of(draw, message, torch.float32 if wide else dtype) if draw(st.booleans()) else message
     if kind == "pause":
         return worker.pause({number: asked.clocks.get((rank, number), 0) for number in sorted(asked.known)})
     if kind == "optimizer":

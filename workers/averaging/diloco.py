@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from kvstore import AlreadyInitialized, KVStore, UnknownName, UsageError
-from kvstore.client.compression import describe as described
+from kvstore.codecs.options import chosen
 from kvstore.plain import scalar
 from kvstore.ticket import Ticket
 from workers.averaging.stepper import Stepper, require_alike
@@ -287,7 +287,7 @@ class DiLoCo(Stepper):
     Raises:
         UsageError: an argument is invalid; or the store is asynchronous, or serves another model.
         UnknownName: no such outer optimizer, hyper-parameter or compression.
-        Unsupported: ``compression_params`` is given for a store in one process, which sends nothing.
+        Unsupported: ``compression_params`` has ``pull`` for a store in one process, which sends nothing back.
         Mismatch: workers disagree on a setting or the model.
     """
 
@@ -345,7 +345,7 @@ class DiLoCo(Stepper):
             "fragments": fragments,
             "overlap": overlap,
             "mixing": str(self._mixing),
-            "compression_params": str(described(compression_params)),
+            "compression_params": str(chosen(compression_params)),
             "weight": str(weight),
         }
         values = params if self._averaged is None else everything_of(model)

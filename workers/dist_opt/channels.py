@@ -20,8 +20,8 @@ NOT_ZERO: Mapping[str, object] = {"type": "threshold", "threshold": 2.0**-126}
 class Channel:
     """An all-reduce by key, either plain or compressed.
 
-    A store in one process sends nothing, and so compresses nothing. There, values lose here what compression would take
-    from them, so that a script gives the same results alone as in a job of one worker.
+    A store in one process sends nothing back. There, values lose here what compression of both ways would take from
+    them, so that a script gives the same results alone as in a job of one worker.
     """
 
     def __init__(self, store: KVStore) -> None:
@@ -34,7 +34,7 @@ class Channel:
         """Compress from now on. With ``keep``, the residuals of earlier encodings stay if the options are the same."""
         if keep and options == self._options:
             return
-        self._options = options
+        self._options, self._alone = options, []
         try:
             self.store.set_gradient_compression(None)
             self.store.set_gradient_compression(options)

@@ -2,6 +2,8 @@
 
 Whether a gradient is sparse, as of ``nn.Embedding(sparse=True)``, shows at the first step, so a parameter's table is
 made then. What comes back of a round is the rows that any worker has pushed: so all workers' weights stay the same.
+Where updates are not of all workers together, other rows may have changed, too. There a parameter stays an array, of
+which rows are pushed, and all comes back.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from torch import nn
 from kvstore import AlreadyInitialized, KVStore, RowSparse, Table, Unsupported, UsageError
 from kvstore.job.config import Config
 from kvstore.rows.row_sparse import ParameterRows
+from kvstore.ticket import Ticket
 from workers.common.row_steps import row_steps
 from workers.common.sparse_gradients import RoundRows, as_gradient, as_rows, is_sparse, push_rows, table_key
 from workers.common.stores import updates_each_push
@@ -37,18 +40,32 @@ _updating: weakref.WeakSet[KVStore] = weakref.WeakSet()  # stores that have a Tr
 
 
 class SparseParameters:
-    """The parameters of a trainer whose gradients are sparse. ``positions``: in the order in which tables were made."""
+    """The parameters of a trainer whose gradients are sparse.
+
+    Attributes:
+        positions: of those that have tables, in the order in which these were made.
+        arrays: of those that stay arrays.
+    """
 
     def __init__(self, params: Sequence[Parameter], store: KVStore, *, updates: bool) -> None:
         self.positions: list[int] = []
+        self.arrays: list[int] = []
         self._params = params
         self._store = store
         self._updates = updates
 
     def find(self) -> list[int]:
-        """Make tables for the parameters whose gradients are sparse for the first time; return their positions."""
-        new = [position for position, param in enumerate(self._params) if any(map(is_sparse, param.tensors))]
-        return self.make(new)
+        """Note the parameters whose gradients are sparse for the first time, make tables; return their positions."""
+        found = [position for position, param in enumerate(self._params) if any(map(is_sparse, param.tensors))]
+        if not self._updates or self._in_rounds:
+            return self.make(found)
+        new = [position for position in found if position not in self.arrays]
+        self.arrays += new
+        return new
+
+    @property
+    def all(self) -> list[int]:
+        return [*self.positions, *self.arrays]
 
     def make(self, positions: Sequence[int]) -> list[int]:
         new = [position for position in positions if position not in self.positions]
@@ -71,6 +88,16 @@ class SparseParameters:
         values = [[as_rows(grad) for grad in param.gradients()] for param in pushed]
         keys = [table_key(param.key) for param in pushed]
         return push_rows(self._store, positions, keys, values, [param.tensors[0] for param in pushed])
+
+    def push_arrays(self, left_out: Collection[int] = ()) -> Ticket | None:
+        """Push the gradients of those that stay arrays, and ask for the weights; return at once."""
+        pushed = [self._params[position] for position in self.arrays if position not in left_out]
+        if not pushed:
+            return None
+        values = [[as_rows(grad) for grad in param.gradients()] for param in pushed]
+        return self._store.pushpull(
+            [param.key for param in pushed], values, [list(param.tensors) for param in pushed], wait=False
+        )
 
     @torch.no_grad()
     def write(self, came: RoundRows, *, weights: bool) -> None:
@@ -102,13 +129,18 @@ class SparseParameters:
         rows = of_rank_0 if self._store.rank == 0 else of_rank_0[:0]
         return ParameterRows(torch.arange(len(rows), dtype=torch.int64, device="cpu"), rows, shape, param.key)
 
+    @property
+    def _in_rounds(self) -> bool:
+        """Whether each update has the pushes of all workers."""
+        quorum = getattr(getattr(self._store, "rule", None), "quorum", None)
+        return not updates_each_push(self._store.type) and quorum is None
+
     def _require_rounds(self, key: Key) -> None:
-        kind, rule = self._store.type, getattr(self._store, "rule", None)
-        if updates_each_push(kind) or getattr(rule, "quorum", None) is not None:
+        if not self._in_rounds:
             raise UsageError(
-                f"the gradient of {key!r} is sparse, and with a {kind!r} store whose updates are not all workers' "
-                "together their weights would not stay the same: use workers.Embedding, whose rows are the store's, or "
-                "make the layer with sparse=False"
+                f"the gradient of {key!r} is sparse, and in a {self._store.type!r} store, whose updates are not all "
+                "workers' together, their weights would not stay the same: use workers.Embedding, whose rows are the "
+                "store's, or make the layer with sparse=False"
             )
 
 
@@ -248,15 +280,17 @@ class GradientSync:
         self._tables.pushes.step_over()
         with self._written():
             # An overlap has sent the rates with its first push. Rows go beside it, in a push of their own.
-            if self._sparse.positions or self._overlap is None:
+            if self._sparse.all or self._overlap is None:
                 self._apply(scale)
-            rows = self._sparse.push(left_out)
+            rows, arrays = self._sparse.push(left_out), self._sparse.push_arrays(left_out)
             if self._overlap is not None:
                 self._overlap.finish(scale, lasting=lasting, left_out=skipped)
             else:
                 self._pushpull(skipped, self._lists.weights(skipped), **self._share)
             if rows is not None:
                 self._sparse.write(rows, weights=True)
+            if arrays is not None:
+                arrays.wait()
             self._renew_overlap()
 
     def sum(self, left_out: Sequence[int]) -> None:
@@ -327,7 +361,7 @@ class GradientSync:
                 self._overlap.restart()
             raise
         self._note(new)
-        return [*out, *self._sparse.positions]
+        return [*out, *self._sparse.all]
 
     @contextmanager
     def _written(self) -> Iterator[None]:
@@ -359,7 +393,7 @@ class GradientSync:
             self._overlap.close()
         if not self._closed:
             self._overlap = self._new_overlap()
-            self._note(self._sparse.positions)
+            self._note(self._sparse.all)
 
     def _note(self, new: Sequence[int]) -> None:
         if self._rates is not None:

@@ -109,7 +109,7 @@ class Trainer:
             is given for a store that does not update, with ``overlap=False`` or with ``share_gradients``;
             ``publish_every`` without a dist store that updates; the store updates for another Trainer, or has values
             under these names.
-        Unsupported: ``compression_params`` is given for a store in one process, which sends nothing.
+        Unsupported: ``compression_params`` has ``pull`` for a store in one process, which sends nothing back.
         UnknownName: no such optimizer or hyper-parameter.
     """
 

@@ -12,7 +12,7 @@ from threaded import ThreadedJob
 import kvstore as kv
 from kvstore.client.compression import Compressing
 from kvstore.codecs import Compressor, decode, parse
-from kvstore.errors import UnknownName, Unsupported, UsageError
+from kvstore.errors import UnknownName, UsageError
 from kvstore.optim import states_file
 from kvstore.rule import Rule
 
@@ -275,8 +275,6 @@ def test_what_is_no_compression() -> None:
 
     with ThreadedJob(1, 1) as job:
         job.run(work)
-    with pytest.raises(Unsupported, match="set_gradient_compression"):
-        kv.create("local").set_gradient_compression({"type": "fp16"})
 
 
 def test_what_cannot_be_encoded_stops_the_whole_push_before_it_begins() -> None:

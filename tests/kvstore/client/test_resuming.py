@@ -26,7 +26,7 @@ from kvstore.checkpoint.manifest import load_manifest
 from kvstore.checkpoint.tensors import TensorHeader, write_tensors
 from kvstore.client import DistStore
 from kvstore.client.checkpoint_in_progress import CheckpointInProgress, SavedStore, ask
-from kvstore.client.compression import Compressing, describe
+from kvstore.client.compression import Compressing
 from kvstore.client.entries import Entries, PushClocks, SegmentColumns
 from kvstore.client.optimizing import Optimizing, StoredStates, described
 from kvstore.client.plans import Pieces, Plans
@@ -34,6 +34,7 @@ from kvstore.client.push_pull import Pushes
 from kvstore.client.requests import Joining, Requests
 from kvstore.client.resuming import Resumed, TrainedStore
 from kvstore.client.stored_tables import StoredTables
+from kvstore.codecs.options import chosen
 from kvstore.errors import Mismatch, ServerError
 from kvstore.job.valid_values import Interval
 from kvstore.rule import Rule
@@ -63,7 +64,7 @@ def trained(rule: Rule | None = None) -> TrainedStore:
 
 
 def compressing(threshold: float) -> Compressing:
-    compression = describe({"type": "2bit", "threshold": threshold})
+    compression = chosen({"type": "2bit", "threshold": threshold})
     assert compression is not None
     return Compressing(compression)
 

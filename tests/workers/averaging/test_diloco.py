@@ -312,7 +312,7 @@ def test_states_that_do_not_fit() -> None:
         ({"outer_optimizer": "nothing"}, kv.UnknownName, "no optimizer 'nothing'"),
         ({"outer_params": {"lr": 1, "push": 2}}, kv.UnknownName, "push"),
         ({"outer_params": {"rescale_grad": 2}}, kv.UsageError, "outer_params must not have rescale_grad"),
-        ({"compression_params": {"type": "int8"}}, kv.Unsupported, "has no set_gradient_compression"),
+        ({"compression_params": {"type": "int8", "pull": "int8"}}, kv.Unsupported, "leave out 'pull'"),
     ],
     ids=str,
 )

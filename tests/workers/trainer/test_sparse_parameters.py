@@ -161,14 +161,37 @@ def test_workers_with_fewer_batches(cluster: ThreadedJob) -> None:
     same(*cluster.run(work))
 
 
-def test_stores_without_full_rounds_are_refused(cluster: ThreadedJob) -> None:
+@pytest.mark.parametrize("rule", [Rule("async"), Rule("async", staleness=1), Rule(quorum=1)], ids=str)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_without_full_rounds_rows_are_pushed_and_the_whole_weight_comes_back(
+    cluster: ThreadedJob, rule: Rule, overlap: bool
+) -> None:
+    def work(store: DistStore) -> tuple[torch.Tensor, torch.Tensor]:
+        model = Model()
+        trainer = trainer_of(model, store, overlap=overlap)
+        for step in range(STEPS):
+            trainer.zero_grad()
+            (model(ids_of(step, store.rank) % 20) - 1).square().mean().backward()
+            trainer.step()
+        store.barrier()
+        pulled = torch.empty(30, 4)
+        store.pull("bag.weight", pulled)
+        return pulled, model.bag.weight.detach()
+
+    (pulled, weight), (other, _) = cluster.run(work, mode=rule.mode, rule=rule)
+    assert torch.equal(pulled, other)
+    for moved in (pulled, weight):
+        assert torch.equal(moved[20:], Model().bag.weight.detach()[20:])
+        assert (moved[:20] != Model().bag.weight.detach()[:20]).any()
+
+
+def test_sums_of_sparse_gradients_need_full_rounds(cluster: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         model = Model()
-        run(model, trainer_of(model, store), rank=store.rank)
+        run(model, trainer_of(model, store, update_on_kvstore=False), rank=store.rank)
 
-    for rule in (Rule("async"), Rule(quorum=1)):
-        with pytest.raises(kv.UsageError, match=r"gradient of 'bag.weight' is sparse, .* use workers.Embedding"):
-            cluster.run(work, mode=rule.mode, rule=rule)
+    with pytest.raises(kv.UsageError, match=r"gradient of 'bag.weight' is sparse, .* use workers.Embedding"):
+        cluster.run(work, rule=Rule(quorum=1))
 
 
 def test_optimizers_without_a_rule_for_rows() -> None:
