@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from kvstore.reading.followed_table import FollowedTable
     from kvstore.reading.follower import Follower
     from kvstore.reading.reader import Reader
+    from kvstore.rows.hashed_ids import hash_ids
     from kvstore.rows.open_table import OpenTable, export_parquet, open_table
     from kvstore.rows.row_sparse import RowSparse
 
@@ -80,6 +81,7 @@ __all__ = [
     "connect",
     "create",
     "export_parquet",
+    "hash_ids",
     "open_table",
 ]
 
@@ -96,6 +98,7 @@ _LATER = {
     "OpenTable": "kvstore.rows.open_table",
     "RowSparse": "kvstore.rows.row_sparse",
     "export_parquet": "kvstore.rows.open_table",
+    "hash_ids": "kvstore.rows.hashed_ids",
     "open_table": "kvstore.rows.open_table",
 }
 

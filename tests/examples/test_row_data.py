@@ -15,8 +15,10 @@ from clicks.dlrm import DLRM
 from clicks.stream import DENSE, LARGE, Clicks
 from fm import data
 from fm.machine import logits
-from words.corpus import CANDIDATES, NEGATIVES, Corpus, CorpusError, hashed, standard_library
+from words.corpus import CANDIDATES, NEGATIVES, Corpus, CorpusError, standard_library
 from words.skipgram import loss, nearest, ranking, scores
+
+import kvstore as kv
 
 # ---- the clicks: the same from the same seed, whoever asks, with ids that drift
 
@@ -218,7 +220,7 @@ def test_keywords_and_single_letters_are_left_out() -> None:
 def test_the_frequent_ones_come_first_and_have_hashes() -> None:
     corpus = Corpus(TEXTS)
     assert set(corpus.names[:2]) == {"self", "value"}
-    assert corpus.ids.tolist() == [hashed(name) for name in corpus.names]
+    assert corpus.ids.tolist() == kv.hash_ids(corpus.names).tolist()
     assert len(set(corpus.ids.tolist())) == len(corpus.names)
 
 
