@@ -39,6 +39,8 @@ from kvstore.table import Capacity, MinCount, Probability, Table, Unseen
 from kvstore.ticket import Ticket
 
 if TYPE_CHECKING:
+    from kvstore.checkpoint.any_checkpoint import read_checkpoint
+    from kvstore.checkpoint.mxnet_conversion import export_mxnet, import_mxnet
     from kvstore.reading.followed_table import FollowedTable
     from kvstore.reading.follower import Follower
     from kvstore.reading.reader import Reader
@@ -80,9 +82,12 @@ __all__ = [
     "WireError",
     "connect",
     "create",
+    "export_mxnet",
     "export_parquet",
     "hash_ids",
+    "import_mxnet",
     "open_table",
+    "read_checkpoint",
 ]
 
 
@@ -97,9 +102,12 @@ _LATER = {
     "Reader": "kvstore.reading.reader",
     "OpenTable": "kvstore.rows.open_table",
     "RowSparse": "kvstore.rows.row_sparse",
+    "export_mxnet": "kvstore.checkpoint.mxnet_conversion",
     "export_parquet": "kvstore.rows.open_table",
     "hash_ids": "kvstore.rows.hashed_ids",
+    "import_mxnet": "kvstore.checkpoint.mxnet_conversion",
     "open_table": "kvstore.rows.open_table",
+    "read_checkpoint": "kvstore.checkpoint.any_checkpoint",
 }
 
 if not TYPE_CHECKING:  # type checkers would take every name for one of the module's
