@@ -7,8 +7,9 @@ ddp        ``DistributedOptimizer``, after Horovod's: any torch optimizer with a
 dist_opt   ``DistOpt``, after SINGA's: a backward pass, a way to send gradients, and an update
 embedding  ``Embedding``, ``EmbeddingBag``, ``lookahead``: torch's modules, with their rows in a store
 averaging  ``DiLoCo``, ``PeriodicAveraging`` and ``PartialSync``: synchronize weights every few steps, not gradients
-group      the workers of a job as one process sees them: ``init``, ``rank``, ``size``
+group      the workers of a job as one process sees them: ``init``, ``rank``, ``size``, ``is_main``
 broadcast  one worker's parameters, buffers, optimizer state or object for all
+gathering  every worker's tensor or object for all
 alike      what replicas that update by themselves must have alike
 reducer    ``Reducer``: sums and averages of what is not trained
 joining    ``join``: the end of the data for several trainers and stores at once
@@ -39,7 +40,8 @@ from workers.dist_opt import DistOpt
 from workers.embedding import Embedding, EmbeddingBag, lookahead
 from workers.fitting import Checkpoint, CheckpointError
 from workers.fitting.fit import fit
-from workers.group import RankAndDevice, init, is_initialized, local_rank, local_size, rank, shutdown, size
+from workers.gathering import all_gather, gather_object
+from workers.group import RankAndDevice, init, is_initialized, is_main, local_rank, local_size, rank, shutdown, size
 from workers.joining import join
 from workers.reducer import Reducer
 from workers.samplers import SplitBatchSampler, SplitSampler
@@ -62,13 +64,16 @@ __all__ = [
     "SplitSampler",
     "Sum",
     "Trainer",
+    "all_gather",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "callbacks",
     "fit",
+    "gather_object",
     "init",
     "is_initialized",
+    "is_main",
     "join",
     "local_rank",
     "local_size",
