@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,6 +21,9 @@ from kvstore.values import as_dtype
 from workers.common.checks import at_least
 from workers.embedding.exchange import RowExchange
 from workers.embedding.lookups import Lookup, TableIds, ids_tensor
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 log = logging.getLogger(__name__)
 
@@ -138,11 +141,28 @@ class TableModule(nn.Module):
         self.table = Table(
             shape, None if shape else dim, dtype, init, scale, seed, admit=admit, evict=evict, codec=codec
         )
+        exchange = RowExchange.of(store)
+        exchange.add(key, self.table, rescale_grad)
+        self._begin(exchange)
+
+    def _begin(self, exchange: RowExchange) -> None:
         # The table as parameters() shows it: it has no rows, but says whether they are trained.
-        self.weight = nn.Parameter(torch.empty((0, dim), dtype=torch.float32, device="cpu"))
-        self.exchange = RowExchange.of(store)
-        self.exchange.add(key, self.table, rescale_grad)
-        self.exchange.use(key, self)
+        self.weight = nn.Parameter(torch.empty((0, self.embedding_dim), dtype=torch.float32, device="cpu"))
+        self.exchange = exchange
+        exchange.use(self.key, self)
+
+    def _share(self, other: TableModule) -> Self:
+        """Begin as another module over the table of ``other``."""
+        if not isinstance(other, TableModule):
+            raise UsageError(
+                f"{type(self).__name__}.of takes a workers.Embedding or a workers.EmbeddingBag, not a "
+                f"{type(other).__name__}"
+            )
+        nn.Module.__init__(self)
+        self.num_embeddings, self.embedding_dim = other.num_embeddings, other.embedding_dim
+        self.key, self.table, self.padding_idx = other.key, other.table, other.padding_idx
+        self._begin(other.exchange)
+        return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -244,6 +264,12 @@ class TableModule(nn.Module):
             unexpected_keys += [prefix + name for name in unexpected]
 
 
+def _known_mode(mode: str) -> str:
+    if mode not in MODES:
+        raise UsageError(f"mode={mode!r} must be one of {choices(MODES)}")
+    return mode
+
+
 class Embedding(TableModule):
     """``torch.nn.Embedding`` whose rows are a table in a store: a batch pulls those that it needs, and no others.
 
@@ -279,7 +305,7 @@ class Embedding(TableModule):
         num_embeddings: the number of rows; None for a table that grows.
         embedding_dim: the length of a row.
         store: has the table, and an optimizer when the first gradient comes. Several modules may share it.
-        key: the table's key in the store, which no other value has.
+        key: the table's key in the store, which no other value has; ``of`` makes another module of the same table.
         padding_idx: an id that gives zeros; it has no row.
         init: how a row begins; see ``kvstore.Table``, also for what follows.
         scale: of the initial values.
@@ -297,6 +323,11 @@ class Embedding(TableModule):
         UsageError: an argument is invalid, or contradicts another module of the store.
         AlreadyInitialized: the store has a value under this key.
     """
+
+    @classmethod
+    def of(cls, module: Embedding | EmbeddingBag) -> Self:
+        """Return another module over the table of ``module``; see ``EmbeddingBag.of``."""
+        return cls.__new__(cls)._share(module)
 
     def forward(self, input: Any) -> torch.Tensor:
         """Return the embeddings of ``input``, integers of any shape; of shape ``(*input.shape, embedding_dim)``.
@@ -343,10 +374,31 @@ class EmbeddingBag(TableModule):
         padding_idx: int | None = None,
         **table: Any,
     ) -> None:
-        if mode not in MODES:
-            raise UsageError(f"mode={mode!r} must be one of {choices(MODES)}")
+        _known_mode(mode)
         super().__init__(num_embeddings, embedding_dim, store=store, key=key, padding_idx=padding_idx, **table)
         self.mode, self.include_last_offset = mode, include_last_offset
+
+    @classmethod
+    def of(cls, module: Embedding | EmbeddingBag, mode: str = "mean", include_last_offset: bool = False) -> Self:
+        """Return another module over the table of ``module``, in the same store.
+
+            items = workers.Embedding(10**6, 64, store=store, key="item")
+            history = workers.EmbeddingBag.of(items, mode="mean")  # the same rows, pooled
+
+        A push has the sum of the gradients of both. Each has the whole table in its ``state_dict``, as torch's modules
+        with one weight do.
+
+        Args:
+            module: whose table, ``padding_idx`` and ``rescale_grad`` the new module has, too.
+            mode: see the class, as for ``include_last_offset``.
+            include_last_offset: see the class.
+
+        Raises:
+            UsageError: ``module`` has no table in a store, or there is no such mode.
+        """
+        made = cls.__new__(cls)._share(module)
+        made.mode, made.include_last_offset = _known_mode(mode), include_last_offset
+        return made
 
     def forward(
         self, input: Any, offsets: torch.Tensor | None = None, per_sample_weights: torch.Tensor | None = None
