@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kvstore import KVStore, RowSparse, UsageError
+from kvstore import FollowedTable, KVStore, OpenTable, Reader, RowSparse, UsageError
 from kvstore.dynamo import outside_graphs
 from kvstore.errors import choices
 from kvstore.spec import Key
@@ -21,6 +21,7 @@ from kvstore.values import as_dtype
 from workers.common.checks import at_least
 from workers.embedding.exchange import RowExchange
 from workers.embedding.lookups import Lookup, TableIds, ids_tensor
+from workers.embedding.read_only import ReadOnlyTables, as_store
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -113,7 +114,7 @@ class TableModule(nn.Module):
         num_embeddings: int | None,
         embedding_dim: int,
         *,
-        store: KVStore,
+        store: KVStore | Reader | Mapping[Key, OpenTable | FollowedTable],
         key: Key,
         padding_idx: int | None = None,
         init: str = "normal",
@@ -126,10 +127,7 @@ class TableModule(nn.Module):
         rescale_grad: float | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(store, KVStore):
-            raise UsageError(
-                f"store={store!r} must be a KVStore, which modules may share: pass store=kvstore.create('dist_sync')"
-            )
+        store = as_store(store)
         dim = at_least("embedding_dim", embedding_dim, 1)
         shape = None if num_embeddings is None else (at_least("num_embeddings", num_embeddings, 1), dim)
         if padding_idx is not None and num_embeddings is not None:
@@ -147,7 +145,8 @@ class TableModule(nn.Module):
 
     def _begin(self, exchange: RowExchange) -> None:
         # The table as parameters() shows it: it has no rows, but says whether they are trained.
-        self.weight = nn.Parameter(torch.empty((0, self.embedding_dim), dtype=torch.float32, device="cpu"))
+        trained = not isinstance(exchange.store, ReadOnlyTables)
+        self.weight = nn.Parameter(torch.empty((0, self.embedding_dim), dtype=torch.float32, device="cpu"), trained)
         self.exchange = exchange
         exchange.use(self.key, self)
 
@@ -170,7 +169,7 @@ class TableModule(nn.Module):
 
     @property
     def store(self) -> KVStore:
-        """The store that has the table."""
+        """The store that has the table; of a module that only reads, what stands for one."""
         return self.exchange.store
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -222,6 +221,8 @@ class TableModule(nn.Module):
         metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
         if metadata is not None and self.frozen:
             metadata[FROZEN] = True
+        if isinstance(self.store, ReadOnlyTables):  # it is no part of the model here
+            return
         for name, tensor in table_state(self.store, self.key, self.table, self.padding_idx).items():
             if prefix + name in destination:
                 raise UsageError(
@@ -241,6 +242,8 @@ class TableModule(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        if isinstance(self.store, ReadOnlyTables):
+            return
         mine = {
             name.removeprefix(prefix): value
             for name, value in state_dict.items()
@@ -304,7 +307,10 @@ class Embedding(TableModule):
     Args:
         num_embeddings: the number of rows; None for a table that grows.
         embedding_dim: the length of a row.
-        store: has the table, and an optimizer when the first gradient comes. Several modules may share it.
+        store: has the table, and an optimizer when the first gradient comes. Several modules may share it. To read rows
+            only, in a model that is written once for training and serving: a reader (``kv.connect``), which pulls them,
+            or open tables by key, ``{"item": kv.open_table(directory)}``. The module is frozen then, and its table is
+            neither in ``state_dict`` nor loaded.
         key: the table's key in the store, which no other value has; ``of`` makes another module of the same table.
         padding_idx: an id that gives zeros; it has no row.
         init: how a row begins; see ``kvstore.Table``, also for what follows.
@@ -367,7 +373,7 @@ class EmbeddingBag(TableModule):
         num_embeddings: int | None,
         embedding_dim: int,
         *,
-        store: KVStore,
+        store: KVStore | Reader | Mapping[Key, OpenTable | FollowedTable],
         key: Key,
         mode: str = "mean",
         include_last_offset: bool = False,
