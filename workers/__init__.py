@@ -15,6 +15,7 @@ reducer    ``Reducer``: sums and averages of what is not trained
 joining    ``join``: the end of the data for several trainers and stores at once
 metrics    how good predictions are, as sums over batches and workers
 samplers   which samples are whose, in which order
+batches    batches of tensors from files: LibSVM, Criteo's logs, Parquet
 schedules  learning rates by the number of updates
 torchrl    ``KVStoreWeightSyncScheme``, with which TorchRL's collectors follow a job; import it by name
 common     what several of these share
@@ -34,6 +35,7 @@ if not hasattr(kvstore, "create"):  # a module of the user's has the name
 from kvstore.dynamo import outside_graphs
 from workers import callbacks, metrics, schedules
 from workers.averaging import DiLoCo, PartialSync, PeriodicAveraging
+from workers.batches import criteo_batches, libsvm_batches, parquet_batches
 from workers.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from workers.ddp import Average, DistributedOptimizer, Sum, partition_dataset
 from workers.dist_opt import DistOpt
@@ -69,16 +71,19 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "callbacks",
+    "criteo_batches",
     "fit",
     "gather_object",
     "init",
     "is_initialized",
     "is_main",
     "join",
+    "libsvm_batches",
     "local_rank",
     "local_size",
     "lookahead",
     "metrics",
+    "parquet_batches",
     "partition_dataset",
     "rank",
     "schedules",
