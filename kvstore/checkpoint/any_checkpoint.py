@@ -12,12 +12,14 @@ from kvstore.checkpoint.exported import Exported
 from kvstore.checkpoint.folders import found
 from kvstore.checkpoint.mxnet_conversion import file_of, is_imported
 from kvstore.checkpoint.mxnet_params import CSR, HEAD, MXNetArray, MXNetFile, read_params
+from kvstore.checkpoint.mxnet_states import read_states
 from kvstore.checkpoint.tensors import opened
 from kvstore.dynamo import outside_graphs
 from kvstore.errors import CheckpointError
 from kvstore.job.files import foreign_format, require_plain
 from kvstore.rows.row_sparse import RowSparse
 
+PICKLES = (b"\x80", b"(dp", b"}q")  # how dicts begin in them, by protocol
 Values = dict[str, torch.Tensor | RowSparse]
 
 
@@ -34,7 +36,9 @@ def read_checkpoint(path: str | os.PathLike[str], store: int = 0, states: bool =
     Args:
         path: a directory that ``launch.py --checkpoint-dir`` was given, for its newest checkpoint; one checkpoint in
             it; a safetensors file, such as those of ``fit``, ``kvstore-checkpoint export`` and ``import_mxnet``; or a
-            file of MXNet's arrays (``.params``), whose names lose ``arg:`` and ``aux:``.
+            file of MXNet's arrays (``.params``), whose names lose ``arg:`` and ``aux:``; or of its optimizer states
+            (``.states``): of parameter 3 ``3``, or ``3.0`` and ``3.1``, as adam's mean and variance. Nothing in them is
+            run, and what else they have, rates and counts of updates, is left out.
         store: of a checkpoint, which of the job's stores, from 0.
         states: of a checkpoint, also the optimizer's states, by ``NAME.STATE``.
 
@@ -52,8 +56,14 @@ def read_checkpoint(path: str | os.PathLike[str], store: int = 0, states: bool =
         if folder is None:
             raise CheckpointError(f"{path}: no checkpoint there")
         return _of_folder(folder, store, states)
-    if _begins(path) == HEAD:
+    begins = _begins(path)
+    if begins == HEAD:
         return _of_mxnet(read_params(path))
+    if begins.startswith(PICKLES) and begins[8:9] != b"{":  # the length of safetensors' header may begin so, too
+        try:
+            return _of_mxnet(read_states(path))
+        except CheckpointError as exc:
+            raise CheckpointError(f"{exc}. It is {foreign_format(path)}") from None
     try:
         with opened(path) as tensors:
             if is_imported(tensors):

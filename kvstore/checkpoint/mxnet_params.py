@@ -127,6 +127,15 @@ def parsed(data: Any) -> MXNetFile:
             raise exc from None
 
 
+def parsed_array(data: Any) -> MXNetArray:
+    """Return the one array that the bytes ``data`` are; see ``parsed``."""
+    cursor = _Cursor(data)
+    array = _array(cursor, 0, numbers=False)
+    if cursor.left:
+        raise CheckpointError(f"{cursor.left} bytes come after an array")
+    return array
+
+
 def _parsed(data: Any, numbers: bool) -> MXNetFile:
     """``parsed``; ``numbers``: whether a shape without dimensions is that of one number.
 

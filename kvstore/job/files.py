@@ -80,7 +80,7 @@ def foreign_format(path: str | os.PathLike[str]) -> str | None:
     if start[:1] == b"\x80" or start.startswith((b"(dp", b"(lp", b"}q")):
         return (
             "a pickle, as MXNet's .states are, and torch.save's files were. Pickles are not read, because they can run "
-            "any code. States of MXNet's optimizers cannot be converted: begin with the weights, and with new states"
+            "any code. Begin with the weights, and with new states; kv.read_checkpoint has the arrays of MXNet's states"
         )
     if start.startswith(b"PK"):
         return (

@@ -329,7 +329,7 @@ def test_tables_are_rows_with_their_ids(tmp_path: Path) -> None:
 
 def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no tensors")
-    (tmp_path / "pickle").write_bytes(b"\x80\x04}.")
+    (tmp_path / "pickle").write_bytes(b"\x80\x04].")
     os.mkfifo(tmp_path / "pipe")
     for name, said in (
         ("none", "missing or unreadable"),

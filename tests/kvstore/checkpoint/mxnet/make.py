@@ -30,7 +30,8 @@ sparse = {
 mx.nd.waitall()
 save("sparse", sparse)
 
-# MXNet notes the shape of the values before it waits for them: this file says that there are none.
+# MXNet notes the shape of the values before it waits for them: this file says that there are none, if it is made again
+# until it does.
 dense = mx.nd.array(np.arange(60_000).reshape(300, 200) % 3000 == 0)
 save("unwaited", {"csr": dense.tostype("csr")})
 
@@ -47,3 +48,10 @@ net(mx.nd.ones((1, 3)))
 net.export(str(HERE / "symbol"), 1)
 (HERE / "symbol-symbol.json").unlink()
 net.save_parameters(str(HERE / "gluon.params"))
+
+weight, grad = mx.nd.ones((2, 3)), mx.nd.array(np.arange(6).reshape(2, 3))
+for name, options, dump in (("sgd", {"momentum": 0.5}, False), ("adam", {}, True), ("sgd", {}, False)):
+    updater = mx.optimizer.get_updater(mx.optimizer.create(name, learning_rate=1.0, **options))
+    updater(3, grad, weight)
+    file = f"{name}.states" if options or dump else "none.states"
+    (HERE / file).write_bytes(updater.get_states(dump_optimizer=dump))
