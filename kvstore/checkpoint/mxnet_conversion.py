@@ -153,6 +153,8 @@ def file_of(tensors: Any) -> MXNetFile:
         "".join(names).encode()  # JSON may have what UTF-8 has not
         arrays = [_array(tensors, entry) for entry in about["arrays"]]
         known = {part for each in about["arrays"] for part in _part_names(each["tensor"], each["storage"])}
+    except CheckpointError:
+        raise
     except (LookupError, TypeError, ValueError, UsageError) as exc:
         raise CheckpointError(f"what it says of MXNet's arrays is damaged: {exc}") from None
     if names and len(names) != len(arrays):
