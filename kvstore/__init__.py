@@ -39,11 +39,16 @@ from kvstore.table import Capacity, MinCount, Probability, Table, Unseen
 from kvstore.ticket import Ticket
 
 if TYPE_CHECKING:
+    from kvstore.checkpoint.any_checkpoint import read_checkpoint
+    from kvstore.checkpoint.mxnet_conversion import export_mxnet, import_mxnet
     from kvstore.reading.followed_table import FollowedTable
     from kvstore.reading.follower import Follower
     from kvstore.reading.reader import Reader
-    from kvstore.rows.open_table import OpenTable, export_parquet, open_table
+    from kvstore.rows.hashed_ids import hash_ids
+    from kvstore.rows.open_table import OpenTable, open_table
+    from kvstore.rows.parquet_files import export_parquet, read_parquet
     from kvstore.rows.row_sparse import RowSparse
+    from kvstore.rows.vector_files import read_vectors
 
 __version__ = "0.1.0"
 
@@ -79,8 +84,14 @@ __all__ = [
     "WireError",
     "connect",
     "create",
+    "export_mxnet",
     "export_parquet",
+    "hash_ids",
+    "import_mxnet",
     "open_table",
+    "read_checkpoint",
+    "read_parquet",
+    "read_vectors",
 ]
 
 
@@ -95,8 +106,14 @@ _LATER = {
     "Reader": "kvstore.reading.reader",
     "OpenTable": "kvstore.rows.open_table",
     "RowSparse": "kvstore.rows.row_sparse",
-    "export_parquet": "kvstore.rows.open_table",
+    "export_mxnet": "kvstore.checkpoint.mxnet_conversion",
+    "export_parquet": "kvstore.rows.parquet_files",
+    "hash_ids": "kvstore.rows.hashed_ids",
+    "import_mxnet": "kvstore.checkpoint.mxnet_conversion",
     "open_table": "kvstore.rows.open_table",
+    "read_checkpoint": "kvstore.checkpoint.any_checkpoint",
+    "read_parquet": "kvstore.rows.parquet_files",
+    "read_vectors": "kvstore.rows.vector_files",
 }
 
 if not TYPE_CHECKING:  # type checkers would take every name for one of the module's

@@ -21,7 +21,6 @@ from workers.common import bundle
 from workers.common.checks import require_optimizer
 from workers.common.chunks import ChunkRange, divide
 from workers.common.gather import Gather, digest
-from workers.common.stores import AUTO
 from workers.common.tensors import flat_bytes, has_parts, is_dense, overwrite, put_together, take_apart
 from workers.common.values import describe
 
@@ -185,23 +184,42 @@ def _load(
 # ---- how it travels
 
 
+def make_keys(store: KVStore) -> None:
+    """Have the keys of pieces in ``store``."""
+    with suppress(AlreadyInitialized):  # an earlier broadcast has made them
+        sizes = (SMALL, LARGE)
+        store.init(
+            [_key(size) for size in sizes], [torch.zeros(size, dtype=torch.uint8, device="cpu") for size in sizes]
+        )
+
+
+def complete(store: KVStore, data: torch.Tensor, start: int, stop: int) -> None:
+    """Complete flat bytes, of which this worker has those from ``start`` to ``stop``; all workers together have all."""
+    if store.num_workers == 1:
+        return
+    size = SMALL if len(data) <= SMALL else LARGE
+    piece = store.empty(size, torch.uint8)
+    for first in range(0, len(data), size):
+        part = data[first : first + size]
+        begin, end = max(start - first, 0), min(stop - first, size)
+        piece.zero_()
+        if begin < end:
+            piece[begin:end].copy_(part[begin:end])
+        store.pushpull(_key(size), piece)
+        part.copy_(piece[: len(part)])
+
+
 class Relay:
     """Sends one worker's bytes to all."""
 
     def __init__(self, kvstore: KVStore | str | None, root: int) -> None:
-        if isinstance(kvstore, str) and kvstore != AUTO:
-            raise UsageError(f"kvstore={kvstore!r} must be a store, or 'auto' for that of workers.init()")
-        self._store = kvstore if isinstance(kvstore, KVStore) else group.store()
+        self._store = group.store_of(kvstore)
         if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < self._store.num_workers:
             raise UsageError(f"root_rank={root!r} must be the rank of a worker, 0 to {self._store.num_workers - 1}")
         self._root_rank = root
         self.root = root == self._store.rank
         self._gather = Gather(self._store, "/broadcast/marks", 2)
-        with suppress(AlreadyInitialized):  # an earlier broadcast has made the keys
-            sizes = (SMALL, LARGE)
-            self._store.init(
-                [_key(size) for size in sizes], [torch.zeros(size, dtype=torch.uint8, device="cpu") for size in sizes]
-            )
+        make_keys(self._store)
 
     def agree(self, what: str) -> None:
         """Require that all workers broadcast the same from the same root. ``what``: a line for each tensor."""

@@ -110,9 +110,25 @@ def store_for(kvstore: KVStore | str | None, owner: str = BY_THE_PROGRAM, name: 
     return new_store(owner, name) if kvstore is None or kvstore == AUTO else open_store(kvstore, owner, name)
 
 
+def store_of(kvstore: KVStore | str | None) -> KVStore:
+    """Return ``kvstore`` itself, or for ``auto`` the group's store."""
+    if isinstance(kvstore, str) and kvstore != AUTO:
+        raise UsageError(f"kvstore={kvstore!r} must be a store, or 'auto' for that of workers.init()")
+    return kvstore if isinstance(kvstore, KVStore) else store()
+
+
 def rank() -> int:
     """Return this worker's rank, from 0."""
     return store().rank
+
+
+def is_main() -> bool:
+    """Return whether this worker does what is to be done once: write files, print, talk to a tracker.
+
+    That is rank 0. In a job that goes on without workers that die, it is the lowest rank that is left, as this worker
+    knows: news of a death come with heartbeats, so for a moment there may be none, or two.
+    """
+    return rank() == min(store().members())
 
 
 def size() -> int:

@@ -23,6 +23,7 @@ from workers.common.stores import store_type
 from workers.common.tensors import as_real, fingerprint, headroom, is_averaged, is_dense, overwrite
 from workers.common.values import buffers_of, describe, everything_of, other_buffers_of
 
+MOST_NAMED = 200  # characters
 COUNTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -74,7 +75,10 @@ class Reducer:
         """
         # As integers: sums of floats stand for all workers where some are lost, and these are to be exact.
         names = sorted(numbers)
-        gather = Gather(self._store, f"/sums/{' '.join(names)}", len(names) + 1)
+        said = " ".join(names)
+        if len(said) > MOST_NAMED:  # keys cannot be as long as one wishes
+            said = f"{len(names)} numbers/{digest(said)}"
+        gather = Gather(self._store, f"/sums/{said}", len(names) + 1)
         rows = gather.exchange([1, *(bits_of(numbers[name]) for name in names)])
         return {rank: dict(zip(names, map(number_of, row[1:]), strict=True)) for rank, row in rows.items()}
 

@@ -3,7 +3,7 @@
 An epoch's order depends only on the seed and the epoch. So all workers agree on it without communication, and (epoch,
 number of samples used) is enough to resume a run to the bit.
 
-    sampler = SplitSampler(len(dataset), store.num_workers, store.rank)
+    sampler = SplitSampler(dataset, kvstore=store)
     loader = DataLoader(dataset, batch_size, sampler=sampler)
     for epoch in range(sampler.epoch, epochs):
         sampler.set_epoch(epoch)
@@ -20,6 +20,7 @@ import numpy as np
 from torch.utils.data import BatchSampler, Sampler
 
 from kvstore import KVStore, Mismatch, UnknownName, UsageError
+from workers import group
 from workers.common.checks import at_least
 from workers.common.read_ahead import waiting
 from workers.common.torch_internals import has_ended, held_batches, index_sampler, keeps_order, loader_on_stack
@@ -249,6 +250,17 @@ def _batch_of(loader: Any, sampler: Sampler[Any]) -> tuple[int, bool] | None:
     return (batches.batch_size, batches.drop_last) if ours and batches.sampler is sampler else None
 
 
+def _parts(num_parts: int, part_index: int, kvstore: KVStore | str | None) -> tuple[int, int]:
+    if kvstore is None:
+        return num_parts, part_index
+    if (num_parts, part_index) != (1, 0):
+        raise UsageError(
+            f"num_parts={num_parts} and part_index={part_index} come from kvstore={kvstore!r}: leave them out"
+        )
+    store = group.store_of(kvstore)
+    return store.num_workers, store.rank
+
+
 class SplitSampler(_Split[int]):
     """The samples of one of ``num_parts`` workers, as in GluonNLP and d2l; for ``DataLoader(..., sampler=...)``.
 
@@ -263,6 +275,8 @@ class SplitSampler(_Split[int]):
         even_size: make all parts equal; a part that lacks a sample also takes one of its neighbor's.
         shuffle: use another order in each epoch; False gives each part its range of the data set, in order.
         seed: the seed of the order, the same in all parts.
+        kvstore: in place of ``num_parts`` and ``part_index``: a store, whose workers have a part each, or ``auto`` for
+            that of ``workers.init``.
 
     Raises:
         UsageError: a number is out of range.
@@ -277,7 +291,9 @@ class SplitSampler(_Split[int]):
         *,
         shuffle: bool = True,
         seed: int = 0,
+        kvstore: KVStore | str | None = None,
     ) -> None:
+        num_parts, part_index = _parts(num_parts, part_index, kvstore)
         super().__init__(length, num_parts, part_index, even_size, shuffle, seed)
 
     def _count(self, epoch: int) -> int:
@@ -301,6 +317,7 @@ class SplitBatchSampler(_Split[list[int]]):
         even_size: make all parts equal; see ``SplitSampler``.
         shuffle: use another order in each epoch; see ``SplitSampler``.
         seed: the seed of the order, the same in all parts.
+        kvstore: whose workers have a part each; see ``SplitSampler``.
 
     Raises:
         UsageError: a number is out of range.
@@ -318,7 +335,9 @@ class SplitBatchSampler(_Split[list[int]]):
         *,
         shuffle: bool = True,
         seed: int = 0,
+        kvstore: KVStore | str | None = None,
     ) -> None:
+        num_parts, part_index = _parts(num_parts, part_index, kvstore)
         super().__init__(length, num_parts, part_index, even_size, shuffle, seed)
         self.batch_size = at_least("batch_size", batch_size, 1)
         if last_batch not in LAST_BATCH:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import keyword
 import re
 import sysconfig
@@ -12,6 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+
+import kvstore as kv
 
 IDENTIFIER = re.compile(r"[^\W\d]\w+")  # of two characters at least
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
@@ -61,7 +62,7 @@ class Corpus:
         names, counts = np.unique(np.array(learned + held), return_counts=True)
         order = np.argsort(-counts, kind="stable")
         self.names = names[order].tolist()
-        self.ids = torch.tensor([hashed(name) for name in self.names])
+        self.ids = kv.hash_ids(self.names)
         number = {name: place for place, name in enumerate(self.names)}
         self._learned, self._held = (np.array([number[word] for word in part]) for part in (learned, held))
         frequency = np.bincount(self._learned, minlength=len(names)) / len(learned)
@@ -93,11 +94,6 @@ class Corpus:
         noise = np.searchsorted(self._noise, random.random((size, others)))
         targets = np.concatenate([neighbours[:, None], noise], axis=1)
         return Pairs(torch.from_numpy(words[places]), torch.from_numpy(targets))
-
-
-def hashed(name: str) -> int:
-    """Return 64 bits of a hash of a name, with a sign."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
 
 
 def standard_library() -> list[str]:

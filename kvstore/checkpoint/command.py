@@ -1,145 +1,21 @@
-"""``kvstore-checkpoint``: list, verify and export the checkpoints of jobs."""
+"""``kvstore-checkpoint``: list, verify and export the checkpoints of jobs; MXNet's files as safetensors, and back."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
 
-import numpy as np
-
-from kvstore.checkpoint.checkpoint_reader import CheckpointReader, verify
+from kvstore.checkpoint.checkpoint_reader import verify
+from kvstore.checkpoint.exported import export
 from kvstore.checkpoint.folders import found, listed
 from kvstore.checkpoint.manifest import load_manifest
-from kvstore.checkpoint.tensors import DTYPES, TensorHeader, require_names, write_tensors
+from kvstore.checkpoint.mxnet_conversion import export_mxnet, import_mxnet
 from kvstore.errors import CheckpointError, KVStoreError
-from kvstore.rows.open_table import whole_pages
-from kvstore.rows.stripe import STATE
-from kvstore.sealed_folders import FileRecord
-from kvstore.spec import Key
-from kvstore.table import Table, TableSpec
-from kvstore.values import to_buffer
 
-_RENAME = "give one of the keys another name"
-
-PAGE_ROWS = 1 << 16  # rows that no worker has pushed are made so many at a time
-
-
-class ExportedTable:
-    """The tensors of a table: its ids, sorted, its rows, and what the optimizer keeps of them.
-
-    A table with a shape has all its rows: those that nobody has pushed are as they begin.
-    """
-
-    def __init__(self, reader: CheckpointReader, store: int, key: Key, table: Table, states: bool) -> None:
-        self._table = table
-        self._key = table.name(key)
-        self._pages = list(reader.pages(store, key))  # mapped files, not memory
-        ids = [page.ids for page in self._pages]
-        self._ids = np.sort(np.concatenate([np.empty(0, np.int64), *ids]))
-        kinds = [{name: (part.dtype.name, part.shape[1:]) for name, part in page.parts.items()} for page in self._pages]
-        known = all(dtype in DTYPES for kind in kinds for dtype, _ in kind.values())
-        if not known or any(kind != kinds[0] for kind in kinds):
-            raise CheckpointError(f"{reader.folder}: damaged: the pages of table {key!r} do not have the same parts")
-        self._whole = table.rows is not None
-        self._states = (
-            [name for name in self._pages[0].parts if name.startswith(STATE)] if states and self._pages else []
-        )
-
-    def headers(self) -> list[TensorHeader]:
-        table, count = self._table, len(self._ids)
-        shape = (table.rows if table.rows is not None else count, *table.row)
-        headers = [TensorHeader(str(self._key), table.dtype, shape)]
-        if not self._whole or self._states:
-            headers.append(TensorHeader(f"{self._key}.ids", "int64", (count,)))
-        for name in self._states:
-            part = self._pages[0].parts[name]
-            headers.append(
-                TensorHeader(f"{self._key}.{name.removeprefix(STATE)}", part.dtype.name, (count, *part.shape[1:]))
-            )
-        return headers
-
-    def names(self) -> list[tuple[str, str]]:
-        rows, *others = [header.name for header in self.headers()]
-        whose = f"table {self._key!r}"
-        named = [(name, name.removeprefix(f"{rows}.")) for name in others]
-        return [(rows, whose)] + [
-            (name, f"the ids of {whose}" if what == "ids" else f"state {what!r} of {whose}") for name, what in named
-        ]
-
-    def contents(self) -> Iterator[memoryview]:
-        yield self._bytes(self._rows() if self._whole else self._sorted([page.rows for page in self._pages]))
-        if not self._whole or self._states:
-            yield self._bytes(self._ids)
-        for name in self._states:
-            yield self._bytes(self._sorted([page.parts[name] for page in self._pages]))
-
-    def _sorted(self, parts: Sequence[Any]) -> Any:
-        if not parts:
-            return np.empty(0)
-        order = np.argsort(np.concatenate([page.ids for page in self._pages]))
-        return np.concatenate(parts)[order]
-
-    def _rows(self) -> Any:
-        table, count = self._table, self._table.rows or 0
-        rows = np.empty((count, table.width), table.dtype)
-        for page in whole_pages(table, self._pages, PAGE_ROWS):
-            rows[page.ids] = page.rows
-        return rows
-
-    @staticmethod
-    def _bytes(array: Any) -> memoryview:
-        view: memoryview = np.ascontiguousarray(array).data if array.size else memoryview(b"")
-        return view.cast("B")
-
-
-def export(folder: Path, path: Path, store: int = 0, states: bool = False) -> FileRecord:
-    """Write the arrays of a checkpoint to ``path``, verified, one in memory at a time.
-
-    ``safetensors.torch.load_file(path)`` gives a ``state_dict``: of a ``Trainer``'s store, by the names of the
-    parameters, also of those with sparse gradients. Buffers of a model, such as batch statistics, are not in a store.
-    A table with a shape is one array; one that grows is its rows, by the key's name, and ``<key>.ids``.
-
-    Args:
-        states: also write the optimizer's states, as ``<name of the array>.<name of the state>``.
-
-    Raises:
-        CheckpointError: the checkpoint is damaged, or has no such store; or two of its tensors would have the same name
-            in the file, which is then not written.
-        OSError: ``path`` cannot be written.
-    """
-    manifest = verify(folder)
-    if store >= len(manifest.stores):
-        raise CheckpointError(f"{folder}: no store {store}: it has {len(manifest.stores)}, numbered from 0")
-    specs = manifest.stores[store].specs
-    moved = {spec.table.parameter for spec in specs.values() if isinstance(spec, TableSpec)}  # arrays that are stale
-    arrays = {key: spec for key, spec in specs.items() if not isinstance(spec, TableSpec) and key not in moved}
-    with CheckpointReader(folder) as reader:
-        headers = [TensorHeader(str(key), spec.dtype, spec.shape) for key, spec in arrays.items()]
-        named = reader.states(store, arrays) if states else {}
-        headers += [TensorHeader.of(f"{key}.{name}", value) for (key, name), value in named.items()]
-        tables = [
-            ExportedTable(reader, store, key, spec.table, states)
-            for key, spec in specs.items()
-            if isinstance(spec, TableSpec)
-        ]
-        known = [(str(key), f"array {key!r}") for key in arrays]
-        known += [(f"{key}.{name}", f"state {name!r} of array {key!r}") for key, name in named]
-        known += [part for table in tables for part in table.names()]
-        require_names(path, known, "leave out the states, or give one of the keys another name" if states else _RENAME)
-        headers += [header for table in tables for header in table.headers()]
-
-        def contents() -> Iterator[memoryview]:
-            for key in arrays:
-                yield to_buffer(reader.value(store, key).contiguous())
-            for value in named.values():
-                yield to_buffer(value.contiguous())
-            for table in tables:
-                yield from table.contents()
-
-        return write_tensors(path, headers, contents(), {"format": "pt"})
+PARAMS = ".params"  # the suffix of MXNet's files of arrays
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -149,6 +25,11 @@ def main(args: Sequence[str] | None = None) -> int:
             _list(given.directory)
         elif given.command == "verify":
             _verify(given.path)
+        elif given.command == "import":
+            out = given.out or given.path.with_suffix(".safetensors")
+            print(f"{out}: {import_mxnet(given.path, out)} arrays from {given.path}")
+        elif given.out.suffix == PARAMS:
+            print(f"{given.out}: {_export_mxnet(given)} arrays from {given.path}")
         else:
             folder = _one(given.path)
             record = export(folder, given.out, given.store, given.states)
@@ -161,19 +42,34 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="kvstore-checkpoint", description="List, verify and export the checkpoints that jobs have written."
+        prog="kvstore-checkpoint",
+        description="List, verify and export the checkpoints that jobs have written; read and write MXNet's .params.",
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="list|verify|export")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="list|verify|export|import")
     command = commands.add_parser("list", help="list the checkpoints in a directory")
     command.add_argument("directory", type=Path)
     command = commands.add_parser("verify", help="compare all files with their sha256")
     command.add_argument("path", type=Path, help="a checkpoint, or a directory whose checkpoints are all verified")
-    command = commands.add_parser("export", help="write one plain safetensors file: arrays by name")
-    command.add_argument("path", type=Path, help="a checkpoint, or a directory, for its newest one")
-    command.add_argument("out", type=Path, help="the file to write")
+    command = commands.add_parser("export", help="write one plain file: arrays by name")
+    command.add_argument(
+        "path", type=Path, help="a checkpoint; a directory, for its newest one; or a safetensors file, for MXNet"
+    )
+    command.add_argument("out", type=Path, help="the file to write: safetensors, or NAME.params for MXNet")
     command.add_argument("--store", type=int, default=0, help="which of the job's stores (default: 0)")
     command.add_argument("--states", action="store_true", help="also the optimizer's states, as NAME.STATE")
+    command = commands.add_parser("import", help="write a file of MXNet's arrays as safetensors; needs no MXNet")
+    command.add_argument("path", type=Path, help="MXNet's file, such as model-0001.params")
+    command.add_argument("out", type=Path, nargs="?", help="the file to write (default: PATH as .safetensors)")
     return parser
+
+
+def _export_mxnet(given: argparse.Namespace) -> int:
+    if given.path.is_file():
+        return export_mxnet(given.path, given.out)
+    with TemporaryDirectory(dir=given.out.parent, prefix=".") as directory:  # where there is room for the file, too
+        plain = Path(directory) / "plain.safetensors"
+        export(_one(given.path), plain, given.store, given.states)
+        return export_mxnet(plain, given.out)
 
 
 def _list(directory: Path) -> None:

@@ -20,7 +20,6 @@ from safetensors import SafetensorError, safe_open
 from kvstore.errors import CheckpointError
 from kvstore.job.files import replacing, require_plain
 from kvstore.sealed_folders import FileRecord, HashedFile
-from kvstore.spec import ITEMSIZE
 from kvstore.values import spec_of
 
 METADATA = "__metadata__"  # what a header has beside tensors
@@ -35,6 +34,7 @@ DTYPES = {
     "int32": "I32",
     "int64": "I64",
 }
+FILE_DTYPES = DTYPES | {"bool": "BOOL", "uint16": "U16", "uint32": "U32", "uint64": "U64"}  # stores do not have these
 
 
 class TensorHeader(NamedTuple):
@@ -51,7 +51,7 @@ class TensorHeader(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * ITEMSIZE[self.dtype]
+        return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
 
 
 def write_tensors(
@@ -65,15 +65,18 @@ def write_tensors(
     Raises:
         CheckpointError: a tensor's name is another's too, or one that the format keeps for itself; nothing is written.
     """
-    require_names(path, [(header.name, "a tensor") for header in headers])
+    require_names(f"{path} is not written", [(header.name, "a tensor") for header in headers])
     with replacing(path) as draft, HashedFile(draft) as file:
         for buffer in (_header(headers, metadata), *contents):
             file.write(buffer)
     return file.record(path.name)
 
 
-def require_names(path: Path, named: Iterable[tuple[str, str]], advice: str = "give one of them another name") -> None:
+def require_names(failed: str, named: Iterable[tuple[str, str]], advice: str = "give one of them another name") -> None:
     """Check the names of the tensors of a file: a name that occurs twice leaves a file that is wrong or unreadable.
+
+    Args:
+        failed: the beginning of the error.
 
     Raises:
         CheckpointError: two tensors have the same name, or one has a name that the format keeps for itself.
@@ -82,12 +85,11 @@ def require_names(path: Path, named: Iterable[tuple[str, str]], advice: str = "g
     for name, what in named:
         if name == METADATA:
             raise CheckpointError(
-                f"{path} is not written: {what} is named {METADATA!r}, which safetensors keeps for itself; give it "
-                "another name"
+                f"{failed}: {what} is named {METADATA!r}, which safetensors keeps for itself; give it another name"
             )
         if name in known:
             raise CheckpointError(
-                f"{path} is not written: {known[name]} and {what} would both have the name {name!r} there; {advice}"
+                f"{failed}: {known[name]} and {what} would both have the name {name!r} there; {advice}"
             )
         known[name] = what
 
@@ -98,7 +100,7 @@ def _header(headers: Sequence[TensorHeader], metadata: Mapping[str, str]) -> byt
     for header in headers:
         stop = start + header.nbytes
         described[header.name] = {
-            "dtype": DTYPES[header.dtype],
+            "dtype": FILE_DTYPES[header.dtype],
             "shape": list(header.shape),
             "data_offsets": [start, stop],
         }

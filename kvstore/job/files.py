@@ -73,17 +73,14 @@ def foreign_format(path: str | os.PathLike[str]) -> str | None:
     if start[8:9] == b"{":  # safetensors, whose length of header may begin like the others
         return None
     if start == _MXNET_ARRAYS + bytes(8):
-        name = Path(path).name
         return (
-            "a file of MXNet's arrays (.params), not of safetensors. Convert it where MXNet is installed: "
-            'safetensors.numpy.save_file({name.split(":", 1)[-1]: array.asnumpy() for name, array in '
-            f'mx.nd.load("{name}").items()}}, "{Path(name).stem}.safetensors"), and give the arrays of '
-            "safetensors.torch.load_file to model.load_state_dict, by the model's own names"
+            f"a file of MXNet's arrays (.params), not of safetensors. kv.read_checkpoint({os.fspath(path)!r}) has the "
+            "arrays by MXNet's names: give them to model.load_state_dict, by the model's own names"
         )
     if start[:1] == b"\x80" or start.startswith((b"(dp", b"(lp", b"}q")):
         return (
             "a pickle, as MXNet's .states are, and torch.save's files were. Pickles are not read, because they can run "
-            "any code. States of MXNet's optimizers cannot be converted: begin with the weights, and with new states"
+            "any code. Begin with the weights, and with new states; kv.read_checkpoint has the arrays of MXNet's states"
         )
     if start.startswith(b"PK"):
         return (

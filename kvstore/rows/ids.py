@@ -108,10 +108,7 @@ def _explain(what: str, given: Any, array: np.ndarray[Any, Any]) -> None:
     for position, each in enumerate(_flat(given)):
         said = f"{what} must be integers of 64 bits, and at position {position} is {_short(each)}: "
         if isinstance(each, str | bytes):
-            raise UsageError(
-                f"{said}number such ids yourself, or pass a hash to a table that grows: "
-                "int.from_bytes(hashlib.blake2b(TEXT.encode(), digest_size=8).digest(), signed=True, byteorder='big')"
-            )
+            raise UsageError(f"{said}pass kv.hash_ids(TEXTS) to a table that grows, or number the texts yourself")
         if each is None:
             raise UsageError(f"{said}leave out what is missing, or pass the id that is the module's padding_idx")
         if isinstance(each, int | np.integer) and not -(2**63) <= each < 2**63:

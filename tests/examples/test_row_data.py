@@ -17,6 +17,8 @@ from fm.machine import logits
 from words.corpus import NEGATIVES, Corpus, CorpusError, standard_library
 from words.skipgram import loss, ranking
 
+import kvstore as kv
+
 # ---- the clicks: the same from the same seed, whoever asks, with ids that drift
 
 
@@ -125,6 +127,13 @@ def test_it_is_the_sum_over_all_pairs() -> None:
 
 
 TEXTS = [f"def function{number % 3}(self, value):\n    return self.total + value * x\n" * 100 for number in range(20)]
+
+
+def test_the_frequent_ones_come_first_and_have_hashes() -> None:
+    corpus = Corpus(TEXTS)
+    assert set(corpus.names[:2]) == {"self", "value"}
+    assert corpus.ids.tolist() == kv.hash_ids(corpus.names).tolist()
+    assert len(set(corpus.ids.tolist())) == len(corpus.names)
 
 
 def test_workers_have_parts_of_one_batch_of_words() -> None:

@@ -252,6 +252,7 @@ FITTED = """
     from torch import nn
 
     import kvstore as kv
+    import workers
     from workers import Checkpoint, callbacks, fit
 
     prefix, resumed = sys.argv[0] + ".model", os.path.exists(sys.argv[0] + ".model-0003.safetensors")
@@ -269,6 +270,8 @@ FITTED = """
     more = {"kvstore": store, "epoch_end_callback": saving, "resume": resume, "split": False}
     history = fit(model, data, num_epoch=4 if resumed else 3, **more)
     print(f"epochs: {len(history)}")
+    workers.init()
+    print(f"left: {workers.gather_object(store.rank * 10)}, main: {workers.is_main()}")
 """
 
 
@@ -278,6 +281,7 @@ def test_fit_saves_whole_checkpoints_without_worker_0(tmp_path: Path) -> None:
         assert running.output.count("epochs: 3") == 2
         assert "the job goes on with 2 of 3 workers" in running.output
         assert running.output.count("Saved checkpoint") == 3
+        assert [running.output.count(f"left: {{1: 10, 2: 20}}, main: {main}") for main in (True, False)] == [1, 1]
     files = {path.name.partition("model-")[2] for path in tmp_path.glob("*model-*")}
     for epoch in ("0002", "0003"):
         assert {f"{epoch}.{kind}" for kind in ("safetensors", "states", "worker.1", "worker.2")} <= files
@@ -285,4 +289,5 @@ def test_fit_saves_whole_checkpoints_without_worker_0(tmp_path: Path) -> None:
     with job(tmp_path, FITTED, workers=3, servers=1) as running:
         assert running.wait() == 0
         assert running.output.count("epochs: 1") == 3
+        assert running.output.count("left: {0: 0, 1: 10, 2: 20}, main: True") == 1
         assert "saved by 2 workers that were left of 3, but there are 3" in running.output

@@ -162,7 +162,9 @@ class Run:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         tables = plan.program == "return rows"
-        self.program = Returning(plan.seed, plan.rounds, plan.num_workers, plan.uneven, tables, plan.seed % 2 > plan.uneven)
+        self.program = Returning(
+            plan.seed, plan.rounds, plan.num_workers, plan.uneven, tables, plan.seed % 2 > plan.uneven
+        )
         job = job_of(plan)
         self.program.starts = job.starts
         self.program.rest = lambda rest_s: job.world.current.wait(rest_s) if job.world.current is not None else None

@@ -169,6 +169,51 @@ def test_plain_objects(cluster: ThreadedJob) -> None:
         assert theirs == {"epoch": 3, "best": (0.5, None), "names": ["a"]}
 
 
+@pytest.mark.parametrize("size", [0, 1, 3000, 1_200_000])  # bytes of the largest: none, few, a small piece, many pieces
+def test_every_worker_has_the_objects_of_all(cluster: ThreadedJob, size: int) -> None:
+    def value(rank: int) -> Any:
+        return {"rank": rank, "text": "ü" * rank, "none": None, "bits": values(rank)["nan"], "much": torch.rand(size)}
+
+    mine = [value(rank) for rank in range(2)]
+
+    def work(store: DistStore) -> Any:
+        for _ in range(2):  # the keys are there already
+            found = workers.gather_object(mine[store.rank], kvstore=store)
+        assert found[store.rank] is mine[store.rank]
+        return found
+
+    for found in cluster.run(work):
+        assert list(found) == [0, 1]
+        for rank, theirs in found.items():
+            assert (theirs["rank"], theirs["text"], theirs["none"]) == (rank, "ü" * rank, None)
+            assert bits(theirs["bits"]) == bits(mine[rank]["bits"])
+            assert torch.equal(theirs["much"], mine[rank]["much"])
+
+
+def test_every_worker_has_the_tensors_of_all_whatever_their_shapes(cluster: ThreadedJob) -> None:
+    def work(store: DistStore) -> None:
+        for name in values(0):
+            if "float8" not in name:
+                found = workers.all_gather(values(store.rank)[name], kvstore=store)
+                assert [bits(found[rank]) for rank in (0, 1)] == [bits(values(rank)[name]) for rank in (0, 1)], name
+        found = workers.all_gather(torch.arange(store.rank * 3).view(-1, 3), kvstore=store)
+        assert [tensor.shape for tensor in found.values()] == [(0, 3), (1, 3)]
+        with pytest.raises(kv.UsageError, match="all_gather takes a tensor, not a list"):
+            workers.all_gather([1], kvstore=store)  # type: ignore[arg-type]
+        with pytest.raises(kv.UsageError, match=r"the value\['f'\]|\['f'\] is of type function"):
+            workers.gather_object({"f": bits}, kvstore=store)
+
+    cluster.run(work)
+
+
+def test_one_process_gathers_from_itself() -> None:
+    store = kv.create("local")
+    assert workers.gather_object([1, "a"], kvstore=store) == {0: [1, "a"]}
+    assert workers.all_gather(torch.ones(2), kvstore=store)[0].tolist() == [1, 1]
+    with pytest.raises(kv.UsageError, match=r"call workers.init\(\) first"):
+        workers.gather_object(1)
+
+
 MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1),
     "momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
@@ -321,6 +366,24 @@ def test_sums_over_workers(run: RunAll) -> None:
 
     expected = ({"correct": 33.0, "seen": 300.0}, {"correct": 1.5, "seen": 3.0}, {})
     assert run(work) == [expected] * 3
+
+
+def test_a_metric_of_many_counts_is_summed_and_stopping_is_decided_alike(run: RunAll) -> None:
+    scores, labels = torch.randn(300, generator=torch.Generator().manual_seed(0)), torch.arange(300) % 3 == 0
+
+    def work(reducer: Reducer, rank: int) -> Any:
+        metric, stopping = workers.metrics.create("auc"), workers.callbacks.EarlyStopping(patience=2, mode="min")
+        part = slice(rank * 120, rank * 120 + 120)
+        metric.update(labels[part], scores[part])
+        metric.reduce(reducer)
+        # Worker 2's losses would end at once, the other ones' never: their mean ends after the fourth.
+        losses = [[9.0, 6.0, 5.0, 4.0], [9.0, 6.0, 5.0, 4.0], [0.0, 3.0, 9.0, 8.0]][rank]
+        ends = [stopping.update(loss, reducer) for loss in losses]
+        return metric.get()[1], ends, stopping.best, stopping.best_epoch
+
+    whole = workers.metrics.create("auc")
+    whole.update(labels, scores)
+    assert run(work) == [(whole.get()[1], [False, False, False, True], 5.0, 1)] * 3
 
 
 def test_sums_are_exact_for_large_counts(run: RunAll) -> None:

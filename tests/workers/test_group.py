@@ -28,12 +28,14 @@ def test_a_process_that_nobody_has_launched_is_a_group_of_one() -> None:
     place = workers.init()
     assert place.rank == workers.rank() == workers.local_rank() == 0
     assert workers.size() == workers.local_size() == 1
+    assert workers.is_main()
     assert place.device == torch.device("cuda", 0) if torch.cuda.is_available() else place.device == torch.device("cpu")
     assert group.store().type == "device"
 
 
 @pytest.mark.parametrize(
-    "call", [workers.rank, workers.size, workers.local_rank, workers.local_size, group.store, group.new_store]
+    "call",
+    [workers.rank, workers.is_main, workers.size, workers.local_rank, workers.local_size, group.store, group.new_store],
 )
 def test_whatever_comes_before_init_says_so(call) -> None:
     with pytest.raises(kv.UsageError, match=r"call workers.init\(\) first"):

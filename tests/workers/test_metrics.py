@@ -91,7 +91,7 @@ def test_a_metric_written_for_mxnet() -> None:
 
 
 def test_wrong_names_list_what_there_is() -> None:
-    with pytest.raises(kv.UnknownName, match=r"no metric 'f2'; choose from acc, accuracy, top_k_accuracy"):
+    with pytest.raises(kv.UnknownName, match=r"no metric 'f2'; choose from acc, auc, accuracy, top_k_accuracy"):
         metrics.create("f2")
     with pytest.raises(kv.UsageError, match="top_k=1 must be an integer of at least 2"):
         metrics.create("top_k_accuracy")
@@ -176,6 +176,61 @@ def test_cross_entropy_of_scores_and_as_in_mxnets_example_of_probabilities() -> 
     metric = metrics.create("cross-entropy", probabilities=True)
     metric.update(LABELS, PROBABILITIES)
     assert metric.get()[1] == pytest.approx(0.57159948348999023)
+
+
+def pairs_right(labels: torch.Tensor, scores: torch.Tensor) -> float:
+    """The definition of AUC: how many pairs of a positive and a negative one are in order, equal ones by half."""
+    positive, negative = scores[labels > 0][:, None], scores[labels <= 0]
+    return float(((positive > negative).double() + (positive == negative) / 2).mean())
+
+
+def test_auc_is_the_part_of_pairs_in_order() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = (torch.rand(2000, generator=generator) < 0.3).long()
+    scores = torch.randn(2000, generator=generator) + labels
+    wanted = pairs_right(labels, scores)
+    metric = metrics.create("auc")
+    for part in (slice(0, 700), slice(700, 2000)):
+        metric.update(labels[part], scores[part])
+        metric.reset_local()
+    assert math.isnan(metric.get()[1])
+    assert metric.get_global() == ("auc", pytest.approx(wanted, abs=1e-4))
+    again = metrics.AUC()
+    again.load_totals(metric.totals())
+    assert again.get() == metric.get_global()
+    mine, other = metrics.create(["auc", "acc"]), metrics.create(["auc", "acc"])
+    mine.update(labels[:100], scores[:100])
+    other.update(labels[100:], scores[100:])
+    mine.reduce(Adding(other))
+    assert mine.get()[1][0] == metric.get_global()[1]
+
+
+def test_auc_takes_logits_probabilities_and_scores_of_two_classes() -> None:
+    labels = torch.tensor([0, 0, 1, 1, 0, 1])
+    logits = torch.tensor([-2.0, 0.1, 0.1, 3.0, float("-inf"), float("inf")])
+    wanted = pairs_right(labels, logits)
+    for options, preds in (
+        ({}, logits),
+        ({}, logits[:, None] * 10),
+        ({}, torch.stack([torch.ones(6), logits + 1], 1)),
+        ({"probabilities": True}, logits.sigmoid()),
+        ({"probabilities": True}, torch.stack([1 - logits.sigmoid(), logits.sigmoid()], 1)),
+        ({"bins": 1 << 20}, logits.half()),
+    ):
+        metric = metrics.AUC(**options)  # type: ignore[arg-type]
+        metric.update([labels, labels.bool()], [preds, preds])
+        assert metric.get()[1] == pytest.approx(wanted)
+
+
+def test_auc_has_no_value_where_it_is_not_defined() -> None:
+    for labels, preds in (([1, 1], [0.0, 1.0]), ([0, 0], [0.0, 1.0]), ([0, 1, 1], [0.0, 1.0, float("nan")]), ([], [])):
+        metric = metrics.AUC()
+        metric.update(torch.tensor(labels), torch.tensor(preds))
+        assert math.isnan(metric.get()[1])
+    with pytest.raises(kv.Mismatch, match=r"labels of shape \[2\] do not match predictions of shape \[3\]"):
+        metrics.AUC().update(torch.ones(2), torch.ones(3))
+    with pytest.raises(kv.UsageError, match="bins=1 must be an integer, at least 2"):
+        metrics.create("auc", bins=1)
 
 
 def test_what_does_not_fit_is_an_error_that_shows_the_shapes() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, Dataset, TensorDataset
 
+import kvstore as kv
 from kvstore import Mismatch, UnknownName, UsageError
 from workers import SplitBatchSampler, SplitSampler
 
@@ -36,6 +37,25 @@ def test_the_call_of_d2l():
     assert len(sampler) == 5
     assert len(set(sampler)) == 5
     assert sorted(SplitSampler([0.5] * 10)) == list(range(10))
+
+
+class Store(kv.KVStore):
+    """Of worker 1 of 3."""
+
+    num_workers, rank = 3, 1
+
+    def __init__(self) -> None:
+        pass
+
+
+def test_a_store_says_which_part_is_whose():
+    assert list(SplitSampler(range(7), shuffle=False, kvstore=Store())) == [3, 4]
+    assert list(SplitBatchSampler(range(7), 2, shuffle=False, kvstore=Store())) == [[3, 4]]
+    assert len(SplitSampler(7, kvstore=kv.create("local"))) == 7
+    with pytest.raises(UsageError, match=r"call workers.init\(\) first"):
+        SplitSampler(7, kvstore="auto")
+    with pytest.raises(UsageError, match="num_parts=2 and part_index=1 come from kvstore='auto': leave them out"):
+        SplitSampler(7, 2, 1, kvstore="auto")
 
 
 def test_without_shuffling_a_part_is_a_stretch():

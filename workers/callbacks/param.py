@@ -19,7 +19,7 @@ def improves(name: str, value: float, best: float | None, mode: str, least: floa
         return False
     if best is None:
         return True
-    upwards = "accuracy" in name if mode == "auto" else mode == "max"
+    upwards = ("accuracy" in name or "auc" in name) if mode == "auto" else mode == "max"
     return value > best + least if upwards else value < best - least
 
 

@@ -23,7 +23,8 @@ class do_checkpoint:  # noqa: N801 - MXNet's name
         best: a metric of the evaluation, by name, such as ``accuracy``. Of the checkpoints that this callback has
             saved, the best one and the newest one are kept then, and the others removed. A checkpoint is saved before
             the evaluation of its epoch, and what is removed is decided after it. None keeps all.
-        mode: ``max`` if larger is better, ``min`` if smaller is. ``auto``: ``max`` for accuracies, ``min`` otherwise.
+        mode: ``max`` if larger is better, ``min`` if smaller is. ``auto``: ``max`` for accuracies and AUC, ``min``
+            otherwise.
 
     Attributes:
         best_value: the metric of the best checkpoint; None before the first.

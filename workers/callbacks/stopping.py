@@ -10,18 +10,27 @@ from kvstore.optim.hyperparameters import finite
 from workers.callbacks.param import MODES, BatchEndParam, Run, improves
 from workers.common.checks import at_least
 from workers.common.run_log import log_line
+from workers.reducer import Reducer
 
 
 class EarlyStopping:
     """Ends training when a metric of the evaluation has not improved for ``patience`` epochs.
 
-    An ``eval_end_callback``. The metric covers all workers, so all decide alike; if any worker stops, all stop.
+    An ``eval_end_callback``. The metric covers all workers, so all decide alike; if any worker stops, all stop. In a
+    loop of your own, call ``update``:
+
+        stopping, reducer = callbacks.EarlyStopping(patience=3, mode="min"), workers.Reducer()
+        for epoch in range(epochs):
+            ...
+            if stopping.update(loss, reducer):
+                break
 
     Args:
         monitor: the metric's name as it is printed; None for the first metric.
         patience: the number of epochs without improvement, at least 1.
         min_delta: the least difference that counts as an improvement.
-        mode: ``max`` if larger is better, ``min`` if smaller is. ``auto``: ``max`` for accuracies, ``min`` otherwise.
+        mode: ``max`` if larger is better, ``min`` if smaller is. ``auto``: ``max`` for accuracies and AUC, ``min``
+            otherwise.
 
     Attributes:
         best: the best value so far; None before the first.
@@ -55,17 +64,34 @@ class EarlyStopping:
 
     def __call__(self, param: BatchEndParam) -> None:
         name, value = param.value(self.monitor)
-        if improves(name, value, self.best, self.mode, self.min_delta):
-            self.best, self.best_epoch, self._waited = float(value), param.epoch, 0
-            return
-        self._waited += 1
-        if self._waited >= self.patience and self._run is not None:
+        if self._is_over(name, value, param.epoch) and self._run is not None:
             log_line(
                 param.rank,
                 "Epoch[%d] Early stopping: %s has not improved on %f for %d epochs",
                 *(param.epoch, name, math.nan if self.best is None else self.best, self._waited),
             )
             self._run.stop()
+
+    def update(self, value: float, reducer: Reducer | None = None) -> bool:
+        """Note an epoch's ``value`` in a loop of your own; return whether training should end.
+
+        Args:
+            value: of the metric, of which ``monitor`` is the name that ``mode="auto"`` goes by.
+            reducer: with one, the mean of all workers' values counts, so all end alike; every worker calls this. None
+                if the workers have the same value anyway, as that of a metric after ``reduce``.
+        """
+        if reducer is not None:
+            values = [row["value"] for row in reducer.gather({"value": float(value)}).values()]
+            value = sum(values) / len(values)
+        epoch = self._waited if self.best_epoch is None else self.best_epoch + self._waited + 1
+        return self._is_over(self.monitor or "", float(value), epoch)
+
+    def _is_over(self, name: str, value: float, epoch: int) -> bool:
+        if improves(name, value, self.best, self.mode, self.min_delta):
+            self.best, self.best_epoch, self._waited = float(value), epoch, 0
+        else:
+            self._waited += 1
+        return self._waited >= self.patience
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value, its epoch and the count of epochs since, as JSON values."""

@@ -28,7 +28,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kvstore import KVStore, RowSparse, Unsupported, UsageError
+from kvstore import AlreadyInitialized, KVStore, RowSparse, Unsupported, UsageError
 from kvstore.dynamo import outside_graphs
 from kvstore.table import Table
 from workers.common.row_steps import RowPushes, row_steps
@@ -264,6 +264,11 @@ class RowExchange(RowPushes):
             raise UsageError(
                 f"rescale_grad={rescale} of {key!r}, but other tables of this store have {self._rescale}: they are "
                 "pushed together; give all modules of a store the same"
+            )
+        if key in self._tables:
+            raise AlreadyInitialized(
+                f"key {key!r} is the table of another module of this store: EmbeddingBag.of(module), or Embedding.of, "
+                "makes a second module of its table"
             )
         self.store.init(key, table)
         self._rescale, self._fixed = rescale, self._fixed or rescale_grad is not None

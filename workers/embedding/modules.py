@@ -6,13 +6,13 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from kvstore import KVStore, RowSparse, UsageError
+from kvstore import FollowedTable, KVStore, OpenTable, Reader, RowSparse, UsageError
 from kvstore.dynamo import outside_graphs
 from kvstore.errors import choices
 from kvstore.spec import Key
@@ -21,6 +21,10 @@ from kvstore.values import as_dtype
 from workers.common.checks import at_least
 from workers.embedding.exchange import RowExchange
 from workers.embedding.lookups import Lookup, TableIds, ids_tensor
+from workers.embedding.read_only import ReadOnlyTables, as_store
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +114,7 @@ class TableModule(nn.Module):
         num_embeddings: int | None,
         embedding_dim: int,
         *,
-        store: KVStore,
+        store: KVStore | Reader | Mapping[Key, OpenTable | FollowedTable],
         key: Key,
         padding_idx: int | None = None,
         init: str = "normal",
@@ -123,10 +127,7 @@ class TableModule(nn.Module):
         rescale_grad: float | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(store, KVStore):
-            raise UsageError(
-                f"store={store!r} must be a KVStore, which modules may share: pass store=kvstore.create('dist_sync')"
-            )
+        store = as_store(store)
         dim = at_least("embedding_dim", embedding_dim, 1)
         shape = None if num_embeddings is None else (at_least("num_embeddings", num_embeddings, 1), dim)
         if padding_idx is not None and num_embeddings is not None:
@@ -138,11 +139,29 @@ class TableModule(nn.Module):
         self.table = Table(
             shape, None if shape else dim, dtype, init, scale, seed, admit=admit, evict=evict, codec=codec
         )
+        exchange = RowExchange.of(store)
+        exchange.add(key, self.table, rescale_grad)
+        self._begin(exchange)
+
+    def _begin(self, exchange: RowExchange) -> None:
         # The table as parameters() shows it: it has no rows, but says whether they are trained.
-        self.weight = nn.Parameter(torch.empty((0, dim), dtype=torch.float32, device="cpu"))
-        self.exchange = RowExchange.of(store)
-        self.exchange.add(key, self.table, rescale_grad)
-        self.exchange.use(key, self)
+        trained = not isinstance(exchange.store, ReadOnlyTables)
+        self.weight = nn.Parameter(torch.empty((0, self.embedding_dim), dtype=torch.float32, device="cpu"), trained)
+        self.exchange = exchange
+        exchange.use(self.key, self)
+
+    def _share(self, other: TableModule) -> Self:
+        """Begin as another module over the table of ``other``."""
+        if not isinstance(other, TableModule):
+            raise UsageError(
+                f"{type(self).__name__}.of takes a workers.Embedding or a workers.EmbeddingBag, not a "
+                f"{type(other).__name__}"
+            )
+        nn.Module.__init__(self)
+        self.num_embeddings, self.embedding_dim = other.num_embeddings, other.embedding_dim
+        self.key, self.table, self.padding_idx = other.key, other.table, other.padding_idx
+        self._begin(other.exchange)
+        return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -150,7 +169,7 @@ class TableModule(nn.Module):
 
     @property
     def store(self) -> KVStore:
-        """The store that has the table."""
+        """The store that has the table; of a module that only reads, what stands for one."""
         return self.exchange.store
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -202,6 +221,8 @@ class TableModule(nn.Module):
         metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
         if metadata is not None and self.frozen:
             metadata[FROZEN] = True
+        if isinstance(self.store, ReadOnlyTables):  # it is no part of the model here
+            return
         for name, tensor in table_state(self.store, self.key, self.table, self.padding_idx).items():
             if prefix + name in destination:
                 raise UsageError(
@@ -221,6 +242,8 @@ class TableModule(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        if isinstance(self.store, ReadOnlyTables):
+            return
         mine = {
             name.removeprefix(prefix): value
             for name, value in state_dict.items()
@@ -242,6 +265,12 @@ class TableModule(nn.Module):
         if strict:
             missing_keys += [prefix + name for name in missing]
             unexpected_keys += [prefix + name for name in unexpected]
+
+
+def _known_mode(mode: str) -> str:
+    if mode not in MODES:
+        raise UsageError(f"mode={mode!r} must be one of {choices(MODES)}")
+    return mode
 
 
 class Embedding(TableModule):
@@ -278,8 +307,11 @@ class Embedding(TableModule):
     Args:
         num_embeddings: the number of rows; None for a table that grows.
         embedding_dim: the length of a row.
-        store: has the table, and an optimizer when the first gradient comes. Several modules may share it.
-        key: the table's key in the store, which no other value has.
+        store: has the table, and an optimizer when the first gradient comes. Several modules may share it. To read rows
+            only, in a model that is written once for training and serving: a reader (``kv.connect``), which pulls them,
+            or open tables by key, ``{"item": kv.open_table(directory)}``. The module is frozen then, and its table is
+            neither in ``state_dict`` nor loaded.
+        key: the table's key in the store, which no other value has; ``of`` makes another module of the same table.
         padding_idx: an id that gives zeros; it has no row.
         init: how a row begins; see ``kvstore.Table``, also for what follows.
         scale: of the initial values.
@@ -297,6 +329,11 @@ class Embedding(TableModule):
         UsageError: an argument is invalid, or contradicts another module of the store.
         AlreadyInitialized: the store has a value under this key.
     """
+
+    @classmethod
+    def of(cls, module: Embedding | EmbeddingBag) -> Self:
+        """Return another module over the table of ``module``; see ``EmbeddingBag.of``."""
+        return cls.__new__(cls)._share(module)
 
     def forward(self, input: Any) -> torch.Tensor:
         """Return the embeddings of ``input``, integers of any shape; of shape ``(*input.shape, embedding_dim)``.
@@ -336,17 +373,38 @@ class EmbeddingBag(TableModule):
         num_embeddings: int | None,
         embedding_dim: int,
         *,
-        store: KVStore,
+        store: KVStore | Reader | Mapping[Key, OpenTable | FollowedTable],
         key: Key,
         mode: str = "mean",
         include_last_offset: bool = False,
         padding_idx: int | None = None,
         **table: Any,
     ) -> None:
-        if mode not in MODES:
-            raise UsageError(f"mode={mode!r} must be one of {choices(MODES)}")
+        _known_mode(mode)
         super().__init__(num_embeddings, embedding_dim, store=store, key=key, padding_idx=padding_idx, **table)
         self.mode, self.include_last_offset = mode, include_last_offset
+
+    @classmethod
+    def of(cls, module: Embedding | EmbeddingBag, mode: str = "mean", include_last_offset: bool = False) -> Self:
+        """Return another module over the table of ``module``, in the same store.
+
+            items = workers.Embedding(10**6, 64, store=store, key="item")
+            history = workers.EmbeddingBag.of(items, mode="mean")  # the same rows, pooled
+
+        A push has the sum of the gradients of both. Each has the whole table in its ``state_dict``, as torch's modules
+        with one weight do.
+
+        Args:
+            module: whose table, ``padding_idx`` and ``rescale_grad`` the new module has, too.
+            mode: see the class, as for ``include_last_offset``.
+            include_last_offset: see the class.
+
+        Raises:
+            UsageError: ``module`` has no table in a store, or there is no such mode.
+        """
+        made = cls.__new__(cls)._share(module)
+        made.mode, made.include_last_offset = _known_mode(mode), include_last_offset
+        return made
 
     def forward(
         self, input: Any, offsets: torch.Tensor | None = None, per_sample_weights: torch.Tensor | None = None

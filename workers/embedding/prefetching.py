@@ -8,12 +8,14 @@ from contextlib import ExitStack
 from itertools import islice
 from typing import Any, TypeAlias
 
+import torch
+
 from kvstore import UsageError
 from kvstore.dynamo import outside_graphs
 from workers.common.checks import at_least
 from workers.common.read_ahead import reading_into
 from workers.embedding.exchange import RowExchange
-from workers.embedding.lookups import Fetch, Lookup
+from workers.embedding.lookups import Fetch, Lookup, TableIds
 from workers.embedding.modules import TableModule
 
 IdsOfBatch: TypeAlias = Callable[[Any], Any]
@@ -97,7 +99,10 @@ class Lookahead:
                     coming.append((later, [ahead.asked for ahead in aheads]))
 
     def _lookups(self, exchange: RowExchange, modules: list[TableModule], batch: Any) -> dict[Any, Lookup]:
-        wanted = [module.table_ids(self._ids_of_batch[module](batch)) for module in modules]
+        by_key: dict[Any, list[TableIds]] = {}
+        for module in modules:
+            by_key.setdefault(module.key, []).append(module.table_ids(self._ids_of_batch[module](batch)))
+        wanted = [_joined(each) for each in by_key.values()]
         return {each.key: lookup for each, lookup in zip(wanted, exchange.look_up(wanted), strict=True)}
 
     def __len__(self) -> int:
@@ -107,6 +112,13 @@ class Lookahead:
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.loader, name)
+
+
+def _joined(asked: list[TableIds]) -> TableIds:
+    """Return what the modules over one table ask for together; each takes its own of these rows."""
+    if len(asked) == 1:
+        return asked[0]
+    return asked[0]._replace(given=torch.cat([each.given.reshape(-1).cpu() for each in asked]))
 
 
 def _noted(batches: Iterator[Any], waiting: deque[Any]) -> Iterator[Any]:

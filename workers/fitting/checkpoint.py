@@ -221,7 +221,7 @@ def _write(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, 
         text = json.dumps(about)
     except (TypeError, ValueError) as exc:
         raise UsageError(f"{path}: the metadata of a checkpoint must be valid as JSON: {exc}") from exc
-    require_names(path, ((name, f"tensor {name!r}") for name in tensors))
+    require_names(f"{path} is not written", ((name, f"tensor {name!r}") for name in tensors))
     # Copies, because tied weights share memory, which safetensors refuses.
     copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from written import contents, headers
 
 from kvstore.checkpoint import folders
+from kvstore.checkpoint.any_checkpoint import read_checkpoint
 from kvstore.checkpoint.checkpoint_reader import state_name, value_name, verify
 from kvstore.checkpoint.command import main
 from kvstore.checkpoint.manifest import Manifest, StoredSegment, StoredStore, from_json, load_manifest, save_manifest
@@ -70,6 +71,7 @@ def read_all(folder: Path, out: Path) -> None:
     """Do with a checkpoint whatever is done with one; only errors of this package's may come of it."""
     for words in (["list", folder.parent], ["verify", folder], ["export", folder, out, "--states"]):
         assert main([*map(str, words)]) in (0, 1)
+    error_of(lambda: read_checkpoint(folder, states=True))
     try:
         verify(folder)
         resumed = Resumed(folder, 0, 1)

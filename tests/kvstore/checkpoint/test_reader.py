@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from written import write
 
+import kvstore as kv
 from kvstore.checkpoint.checkpoint_reader import CheckpointReader, verify
-from kvstore.checkpoint.command import ExportedTable, export, main
+from kvstore.checkpoint.command import main
+from kvstore.checkpoint.exported import ExportedTable, export
 from kvstore.checkpoint.stateful import packed, unpacked
 from kvstore.checkpoint.tables import NUMBERS, StripeNames, page_name, read_page, rest_name, shared_out
 from kvstore.checkpoint.tensors import require_names
@@ -278,7 +280,70 @@ def test_a_name_says_what_its_tensor_is() -> None:
     named = [("t", "table 't'"), ("t.ids", "the ids of table 't'"), ("t.sum", "state 'sum' of table 't'")]
     assert table.names() == named
     with pytest.raises(CheckpointError, match=r"array 't.ids' and the ids of table 't' would both have the name"):
-        require_names(Path("out"), [("t.ids", "array 't.ids'"), *named])
+        require_names("out is not written", [("t.ids", "array 't.ids'"), *named])
+
+
+# ---- read_checkpoint
+
+
+def test_a_program_has_the_newest_checkpoint_by_name(tmp_path: Path) -> None:
+    arrays = {"w": torch.rand(1000), "b": torch.tensor(1.5)}
+    write(tmp_path, 1, {"w": torch.zeros(3)})
+    folder = write(tmp_path, 2, arrays, {("w", "momentum_buffer"): arrays["w"] + 1})
+    write(tmp_path, 3, {"w": torch.zeros(3)}, whole=False)
+    for path in (tmp_path, folder, str(folder)):
+        values: Any = kv.read_checkpoint(path)
+        assert values.keys() == arrays.keys()
+        assert all(torch.equal(values[name], arrays[name]) for name in arrays)
+    states: Any = kv.read_checkpoint(tmp_path, states=True)
+    assert torch.equal(states["w.momentum_buffer"], arrays["w"] + 1)
+    export(folder, tmp_path / "plain.safetensors")
+    plain: Any = kv.read_checkpoint(tmp_path / "plain.safetensors")
+    assert all(torch.equal(plain[name], arrays[name]) for name in arrays)
+
+
+def test_what_is_read_is_mapped_and_writing_to_it_changes_no_file(tmp_path: Path) -> None:
+    write(tmp_path, 1, {"w": torch.ones(1000)}, servers=1)
+    mapped = tmp_path / "checkpoint-00000001" / "store-0.server-0.safetensors"
+    for path in (tmp_path, mapped):
+        before = mapped.read_bytes()
+        (value,) = kv.read_checkpoint(path).values()
+        assert isinstance(value, torch.Tensor)
+        assert str(mapped) in Path("/proc/self/maps").read_text()
+        value.add_(1)
+        assert (value == 2).all()
+        assert mapped.read_bytes() == before
+        del value
+
+
+def test_tables_are_rows_with_their_ids(tmp_path: Path) -> None:
+    reader: Any = Pages(page([9, 2]))
+    made: Any = ExportedTable(reader, 0, "t", Table(dim=1), True).values()
+    assert made.keys() == {"t", "t.sum"}
+    assert (made["t"].ids.tolist(), made["t"].rows.tolist(), made["t"].shape) == ([2, 9], [[2], [9]], None)
+    assert made["t.sum"].tolist() == [[2.5], [9.5]]
+    whole: Any = ExportedTable(reader, 0, "t", Table(shape=(10, 1)), True).values()
+    assert whole["t"].sum() == 11
+    assert whole["t.ids"].tolist() == [2, 9]
+
+
+def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no tensors")
+    (tmp_path / "pickle").write_bytes(b"\x80\x04].")
+    os.mkfifo(tmp_path / "pipe")
+    for name, said in (
+        ("none", "missing or unreadable"),
+        ("", "no checkpoint there"),
+        ("text", "missing or damaged"),
+        ("pickle", "Pickles are not read"),
+        ("pipe", "no plain file"),
+    ):
+        with pytest.raises(CheckpointError, match=said) as caught:
+            kv.read_checkpoint(tmp_path / name)
+        assert str(tmp_path / name) in str(caught.value)
+    write(tmp_path, 1, {"w": torch.ones(2)})
+    with pytest.raises(CheckpointError, match="no store 1: it has 1, numbered from 0"):
+        kv.read_checkpoint(tmp_path, store=1)
 
 
 # ---- stateful

@@ -20,7 +20,7 @@ from written import write
 import kvstore as kv
 from kvstore import wire
 from kvstore.checkpoint.checkpoint_reader import CheckpointReader, verify
-from kvstore.checkpoint.command import export
+from kvstore.checkpoint.exported import export
 from kvstore.checkpoint.folders import begin, listed, part_of, promise_of
 from kvstore.checkpoint.manifest import load_manifest
 from kvstore.checkpoint.tensors import TensorHeader, write_tensors

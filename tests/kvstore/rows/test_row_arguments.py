@@ -94,7 +94,7 @@ NO_IDS = [
     ([2**63], r"at position 0 is 9223372036854775808: .*id % 2\*\*64"),
     ([[1, 2], [2**70, 3]], r"at position 2 is 1180591620717411303424: .*id % 2\*\*64"),
     ([-(2**63) - 1], "at position 0 is -9223372036854775809"),
-    ([1, "u7"], "at position 1 is 'u7': number such ids yourself, or pass a hash to a table that grows"),
+    ([1, "u7"], r"at position 1 is 'u7': pass kv.hash_ids\(TEXTS\) to a table that grows, or number the texts"),
     (np.array(["u7"]), "must be integers"),
     ([1, None], "at position 1 is None: leave out what is missing"),
     ([[1], [2, 3]], "lists of several lengths: .*offsets"),

@@ -431,6 +431,15 @@ def test_early_stopping(options: dict[str, Any], name: str, values: list[float],
     assert seen(EarlyStopping(**options), values, name) == stops
 
 
+@pytest.mark.parametrize(("monitor", "values"), [("auc", [0.1, 0.3, 0.2, 0.3]), (None, [3.0, 1.0, 2.0, float("nan")])])
+def test_a_loop_of_ones_own_stops_early(monitor: str | None, values: list[float]) -> None:
+    stopping = EarlyStopping(monitor, patience=2)
+    assert [stopping.update(value) for value in values] == [False, False, False, True]
+    assert (stopping.best, stopping.best_epoch) == (values[1], 1)
+    assert not stopping.update(values[1] + (1 if monitor else -1))
+    assert stopping.best_epoch == 4
+
+
 def test_a_metric_without_instances_is_no_better() -> None:
     stopping = EarlyStopping(patience=2)
     assert seen(stopping, [float("nan"), float("nan")]) == 1

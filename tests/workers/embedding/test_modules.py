@@ -394,8 +394,49 @@ def test_modes_that_there_are_not() -> None:
 def test_a_key_that_is_taken() -> None:
     store = Recorded()
     workers.Embedding(5, 2, store=store, key="t")
-    with pytest.raises(kv.AlreadyInitialized):
+    with pytest.raises(kv.AlreadyInitialized, match=r"EmbeddingBag\.of\(module\), or Embedding\.of, makes a second"):
         workers.Embedding(5, 2, store=store, key="t")
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_sequence_and_bags_of_the_same_items_share_a_table(ahead: bool) -> None:
+    """As two of torch's modules with one weight: a step has the gradients of both, in one push."""
+    store = Recorded("sgd", learning_rate=0.1)
+    items = workers.Embedding(40, 4, store=store, key="item", padding_idx=0)
+    history = workers.EmbeddingBag.of(items, mode="sum")
+    again = workers.Embedding.of(history)
+    reference = twin(items, padding_idx=0)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    batches = [(ids_of(step, 6), ids_of(step + 50, 6, 3)) for step in range(5)]
+    store.names()
+    ids: dict[Any, Any] = {items: lambda batch: batch[0].int(), history: lambda batch: batch[1]}
+    for sequence, bags in workers.lookahead(batches, ids) if ahead else batches:
+        (items(sequence).sin().sum() + history(bags).cos().sum()).backward()
+        optimizer.zero_grad()
+        bagged = nn.functional.embedding_bag(bags, reference.weight, mode="sum", sparse=True, padding_idx=0)
+        (reference(sequence).sin().sum() + bagged.cos().sum()).backward()
+        optimizer.step()
+    names = store.names()
+    assert (names.count("push") + names.count("pushpull"), names.count("pull")) == (5, 1 if ahead else 10)
+    state = nn.ModuleDict({"item": items, "history": history}).state_dict()
+    torch.testing.assert_close(state["item.weight"], reference.weight.detach())
+    assert torch.equal(state["history.weight"], state["item.weight"])
+    assert torch.equal(again(torch.arange(40)), state["item.weight"])
+    assert (again.padding_idx, repr(history)) == (0, "EmbeddingBag(40, 4, key='item', padding_idx=0, mode='sum')")
+
+
+def test_a_shared_table_is_trained_unless_all_its_modules_are_frozen() -> None:
+    items = workers.Embedding(5, 2, store=Recorded(), key="t", init="zeros")
+    bag = workers.EmbeddingBag.of(items)
+    items.requires_grad_(False)
+    (items([1]).sum() + bag([[2]]).sum()).backward()
+    assert items(range(5)).sum(1).ne(0).tolist() == [False, False, True, False, False]
+    bag.requires_grad_(False)
+    assert not bag([[1]]).requires_grad
+    with pytest.raises(kv.UsageError, match=r"EmbeddingBag\.of takes a workers\.Embedding or .* not a Linear"):
+        workers.EmbeddingBag.of(nn.Linear(1, 1))  # type: ignore[arg-type]
+    with pytest.raises(kv.UsageError, match="mode='median'"):
+        workers.EmbeddingBag.of(items, mode="median")
 
 
 def test_copies_have_the_same_table() -> None:

@@ -14,7 +14,7 @@ from threaded import ThreadedJob
 from torch import nn
 
 import kvstore as kv
-from kvstore.checkpoint.command import export
+from kvstore.checkpoint.exported import export
 from kvstore.checkpoint.folders import listed
 from kvstore.client import DistStore
 from kvstore.rule import Rule

@@ -1,0 +1,167 @@
+"""Tables as Parquet files, and Parquet files as rows of tables. Needs pyarrow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvstore.dynamo import outside_graphs
+from kvstore.errors import CheckpointError, UsageError
+from kvstore.job.files import replacing, require_plain
+from kvstore.plain import integer
+from kvstore.rows.hashed_ids import hash_ids
+from kvstore.rows.ids import Ids
+from kvstore.rows.open_table import open_table, whole_pages
+from kvstore.rows.row_sparse import RowSparse
+from kvstore.rows.slabs import Array
+
+ROW_GROUP = 1 << 16  # rows of which a file is written, and read, at a time at most
+
+
+@outside_graphs
+def export_parquet(
+    directory: str | os.PathLike[str], path: str | os.PathLike[str], state: bool = False, names: Any = None
+) -> int:
+    """Write the table in ``directory``, as ``open_table`` reads it, to the Parquet file ``path``.
+
+    A column ``id`` has the ids, and a column ``row`` the rows, in no order. Each row is a list of fixed length: of a
+    table of shape ``(rows, n)`` its n elements; of one of shape ``(rows, n, m)``, or of more dimensions, all elements
+    of the row one after the other, the last dimension's first: ``numpy.reshape(row, (n, m))`` has them in order. A
+    table with a shape has all its rows, also those that no push has changed, which are as they begin.
+
+    Args:
+        directory: where ``save_table`` has written.
+        path: the file, which is replaced or made whole.
+        state: also write what else was saved of each row, a column for each: ``seen``, and the optimizer's states
+            as ``state.NAME``. A row that no push has changed has nulls there.
+        names: the texts whose ids ``hash_ids`` made, in all that it takes: a column ``name`` has the text of each row,
+            and a null where it is none of these. Of two texts with one id, the column has one.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        UsageError: pyarrow is not installed, or not one for this numpy; or ``names`` has what is no text.
+        CheckpointError: there is no whole table, or it is damaged.
+        OSError: the file cannot be written.
+    """
+    pyarrow = _pyarrow("export_parquet")
+    named = None if names is None else NamesOfIds(pyarrow, names)
+    opened = open_table(directory, verify=True)
+    parts = opened.manifest.parts if state else {}
+    described = {"id": ("int64", 0), "row": (opened.table.dtype, opened.table.width), **parts}
+    types = {name: _type(pyarrow, dtype, width) for name, (dtype, width) in described.items()}
+    if named is not None:
+        types["name"] = named.type
+    schema = pyarrow.schema(list(types.items()))
+    count = 0
+    with replacing(Path(path)) as draft, pyarrow.parquet.ParquetWriter(draft, schema) as writer:
+        for page in whole_pages(opened.table, opened.pages(ROW_GROUP, state), ROW_GROUP):
+            columns = {"id": page.ids, "row": page.rows, **page.parts}
+            arrays = [
+                named.of(page.ids)
+                if name == "name" and named is not None
+                else _array(pyarrow, columns.get(name), kind, len(page.ids))
+                for name, kind in types.items()
+            ]
+            writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
+            count += len(page.ids)
+    return count
+
+
+@outside_graphs
+def read_parquet(
+    path: str | os.PathLike[str], id: str = "id", row: str = "row", count: int = ROW_GROUP
+) -> Iterator[RowSparse]:
+    """Yield the rows of a Parquet file, to put them into a table: of ``export_parquet``, or of another program.
+
+        for part in kv.read_parquet("users.parquet"):
+            store.put_rows("user", part)
+
+    Args:
+        path: the file.
+        id: the column of ids: integers, or texts, of which ``hash_ids`` makes ids.
+        row: the column of rows, each a list of as many numbers.
+        count: how many rows to have in memory.
+
+    Raises:
+        UsageError: pyarrow is not installed, or not one for this numpy; there are no such columns, or they have nulls
+            or other values.
+        CheckpointError: the file is missing or damaged.
+    """
+    pyarrow = _pyarrow("read_parquet")
+    try:
+        require_plain(Path(path))
+        with pyarrow.parquet.ParquetFile(path) as file:
+            if missing := [name for name in (id, row) if name not in file.schema_arrow.names]:
+                raise UsageError(f"{path} has no column {missing[0]!r}; choose from {file.schema_arrow.names}")
+            for batch in file.iter_batches(integer("count", count, 1, 1 << 30), columns=[id, row]):
+                yield RowSparse(_ids_of_column(f"{path}: column {id!r}", batch[id]), _rows_of_column(path, row, batch))
+    except (OSError, pyarrow.ArrowInvalid) as exc:
+        raise CheckpointError(f"{path}: missing or damaged: {exc}") from None
+
+
+def _ids_of_column(what: str, column: Any) -> Any:
+    if column.null_count:
+        raise UsageError(f"{what} has nulls")
+    kind = f"{column.type}"
+    return column.to_numpy() if kind.startswith(("int", "uint")) else hash_ids(column)
+
+
+def _rows_of_column(path: Any, name: str, batch: Any) -> Any:
+    column = batch[name]
+    lists = column.null_count == 0 and "list" in f"{column.type}"
+    flat = column.flatten() if lists else None
+    if flat is None or flat.null_count or f"{flat.type}" not in ("float", "double", "halffloat"):
+        raise UsageError(f"{path}: column {name!r} has no lists of numbers without nulls, but {column.type}")
+    if len(np.unique(column.value_lengths().to_numpy())) > 1:
+        raise UsageError(f"{path}: the lists of column {name!r} are not as long as each other")
+    return torch.from_numpy(np.array(flat).reshape(len(column), -1))  # a copy: pyarrow's memory is not to be written to
+
+
+class NamesOfIds:
+    """Texts by the ids that ``hash_ids`` makes of them."""
+
+    def __init__(self, pyarrow: Any, names: Any) -> None:
+        ids = hash_ids(names).reshape(-1).numpy()
+        texts = names if type(names).__module__.startswith("pyarrow") else np.asarray(names, object).reshape(-1)
+        self._texts = texts if hasattr(texts, "take") and not isinstance(texts, np.ndarray) else pyarrow.array(texts)
+        self._pyarrow, self.type = pyarrow, self._texts.type
+        self._order = np.argsort(ids, kind="stable")
+        self._ids = ids[self._order]
+
+    def of(self, ids: Ids) -> Any:
+        """Return the text of each id, null where there is none."""
+        if not len(self._ids):
+            return self._pyarrow.nulls(len(ids), self.type)
+        places = np.searchsorted(self._ids, ids).clip(max=len(self._ids) - 1)
+        known = self._ids[places] == ids
+        taken = self._texts.take(self._pyarrow.array(self._order[places], mask=~known))
+        return taken.combine_chunks() if hasattr(taken, "combine_chunks") else taken
+
+
+def _pyarrow(what: str) -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as exc:
+        raise UsageError(f"{what} needs pyarrow: pip install 'torch-kvstore[parquet]' ({exc})") from None
+    return pyarrow
+
+
+def _type(pyarrow: Any, dtype: str, width: int) -> Any:
+    """Return the type of a column: numbers, or lists of ``width`` numbers."""
+    number = pyarrow.from_numpy_dtype(dtype)
+    return pyarrow.list_(number, width) if width else number
+
+
+def _array(pyarrow: Any, values: Array | None, kind: Any, count: int) -> Any:
+    if values is None:  # a row of an earlier save, with states of another kind
+        return pyarrow.nulls(count, kind)
+    flat = pyarrow.array(values.reshape(-1))
+    return flat if values.ndim == 1 else pyarrow.FixedSizeListArray.from_arrays(flat, type=kind)
