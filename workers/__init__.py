@@ -16,6 +16,7 @@ metrics    how good predictions are, as sums over batches and workers
 samplers   which samples are whose, in which order
 schedules  learning rates by the number of updates
 torchrl    ``KVStoreWeightSyncScheme``, with which TorchRL's collectors follow a job; import it by name
+integrations  what Lightning, accelerate, transformers and DDP need; import its modules by name
 common     what several of these share
 
 from workers import Trainer

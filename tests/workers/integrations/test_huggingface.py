@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from page import ROOT, block
 from scripts import lines_of, run
 
 pytestmark = pytest.mark.long
@@ -21,8 +23,9 @@ def without(found: dict[str, Any], *names: str) -> dict[str, Any]:
 
 def test_everything_is_as_under_their_own_ddp(tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="not installed: accelerate (extra huggingface)")
-    launch = [sys.executable, "-m", "launcher", "-n", "2", "-s", "2", "--launcher", "local"]
-    done = run([*launch, f"python -m workers.integrations {SCRIPT} {tmp_path}"])
+    (tmp_path / "train.py").write_text(SCRIPT.read_text())
+    launch, *words = shlex.split(block("python -m workers.integrations"))
+    done = run([sys.executable, str(ROOT / "launcher" / launch), *words], cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     first, second = (json.loads(lines_of(done, rank)[-1]) for rank in range(2))
     for each in (first, second):

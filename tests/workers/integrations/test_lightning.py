@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from page import block
 from scripts import lines_of, run
 
 pytestmark = pytest.mark.long
@@ -16,6 +17,7 @@ SCRIPT = Path(__file__).parent / "lightning_script.py"
 
 def test_everything_is_as_under_lightnings_own_ddp(tmp_path: Path) -> None:
     pytest.importorskip("lightning", reason="not installed: lightning (extra lightning)")
+    (tmp_path / "page.py").write_text(block("KVStoreStrategy"))
     launch = [sys.executable, "-m", "launcher", "-n", "2", "-s", "2", "--launcher", "local"]
     done = run([*launch, f"python {SCRIPT} {tmp_path}"])
     assert done.returncode == 0, done.stdout
@@ -33,6 +35,7 @@ def test_everything_is_as_under_lightnings_own_ddp(tmp_path: Path) -> None:
     # Each sample comes once, on one worker; and rank 0 alone saves.
     assert sorted(first["ours"]["seen"] + second["ours"]["seen"]) == list(range(44))
     assert [each["ours"]["written"] for each in (first, second)] == [2, 0]
+    assert (first["page"], second["page"]) == (10, 10)
     for name in ("ours", "theirs"):
         assert sorted(path.name for path in (tmp_path / name / "saved").iterdir()) == ["epoch=0.ckpt", "epoch=1.ckpt"]
         assert (tmp_path / name / "metrics.csv").read_text().count("\n") == 5

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from page import block
 from threaded import ThreadedJob, set_limits
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
@@ -199,6 +200,7 @@ def test_what_there_is_not(cluster: ThreadedJob) -> None:
 def test_a_worker_that_does_not_come_is_named_by_backward() -> None:
     def work(store: DistStore) -> None:
         model = DistributedDataParallel(nn.Linear(2, 2), process_group=StoreGroup(store))
+        model(torch.ones(1, 2)).sum().backward()  # the keys are there
         if store.rank == 0:
             set_limits(store, 0.1)
             with pytest.raises(DeadlineExceeded, match="worker 1"):
@@ -214,13 +216,15 @@ def test_a_worker_that_does_not_come_is_named_by_backward() -> None:
         cluster.run(work)
 
 
-def test_outside_of_a_job_it_is_a_group_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_of_a_job_it_is_a_group_of_one() -> None:
     before = dict(os.environ)
     try:
-        assert torch_distributed.init() == torch_distributed.init() == (0, torch.device("cpu"))
+        names: dict[str, Any] = {"DistributedDataParallel": DistributedDataParallel, "model": nn.Linear(2, 1)}
+        exec(block("torch_distributed.init()"), names)
+        assert (names["rank"], names["device"]) == torch_distributed.init() == (0, torch.device("cpu"))
         assert (dist.get_backend(), dist.get_rank(), dist.get_world_size()) == ("kvstore", 0, 1)
         assert dict(os.environ) == before
-        model = DistributedDataParallel(nn.Linear(2, 1))
+        model = names["model"]
         model(torch.ones(3, 2)).sum().backward()
         assert model.module.weight.grad.tolist() == [[3.0, 3.0]]
         objects = [{"name": 1}]
