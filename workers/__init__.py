@@ -18,6 +18,7 @@ samplers   which samples are whose, in which order
 batches    batches of tensors from files: LibSVM, Criteo's logs, Parquet
 schedules  learning rates by the number of updates
 torchrl    ``KVStoreWeightSyncScheme``, with which TorchRL's collectors follow a job; import it by name
+integrations  what Lightning, accelerate, transformers and DDP need; import its modules by name
 common     what several of these share
 
 from workers import Trainer

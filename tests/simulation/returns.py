@@ -1,7 +1,8 @@
 """Jobs in which workers that die are started again: what happens to them, and what must become of that.
 
 Each push of each process has a place of its own in the values, so that these say in the end what has counted, and how
-often. What was answered counts once; the rest of a dead process at most once; and each round is of as many as there are.
+often. What was answered counts once, the rest of a dead process at most once, and each round is of as many as there
+are.
 """
 
 from __future__ import annotations

@@ -121,6 +121,17 @@ def current_backward() -> int:
         ) from None
 
 
+def in_backward_node() -> bool:
+    """Whether this thread runs a node of a backward pass, with its hooks; not what is called when that has ended."""
+    try:
+        return torch._C._current_autograd_node() is not None
+    except AttributeError:
+        raise Unsupported(
+            f"torch {torch.__version__} does not tell which node of a backward pass runs, so nobody knows when DDP's "
+            "buckets are due; use a version that does, or workers.DistributedOptimizer"
+        ) from None
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Whether ``torch.compile``, ``Module.compile`` or ``torch.jit`` has compiled ``module`` with all its parts."""
     compiled = hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
