@@ -44,6 +44,7 @@ CODECS = {
     "1bit": "1bit:threshold=0,scale=50,mom=0,lr=0.3",
     "topk": "topk:ratio=0.01,mom=0,lr=0.3",
     "threshold": "threshold:threshold=0.02,mom=0,lr=0.3",
+    "randomk": "randomk:ratio=0.1,mom=0,lr=0.3",
     "powersgd": "powersgd:rank=2,mom=0,lr=0.3",
     "fp16+pull": "fp16:pull=fp16",
 }

@@ -30,6 +30,7 @@ CODECS: Mapping[str, Mapping[str, object]] = {
     "int8": {"type": "int8"},
     "topk": {"type": "topk", "ratio": 0.01},
     "threshold": {"type": "threshold", "threshold": 2.5},
+    "randomk": {"type": "randomk", "ratio": 0.01},
     "powersgd": {"type": "powersgd", "rank": 2},
 }
 PLAIN = "kvstore, plain"

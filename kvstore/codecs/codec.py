@@ -55,6 +55,9 @@ class Noise:
     def normal(self, *shape: int) -> torch.Tensor:
         return torch.from_numpy(np.random.Generator(self._words).standard_normal(shape, dtype=np.float32))
 
+    def uniform(self, count: int) -> torch.Tensor:
+        return torch.from_numpy(np.random.Generator(self._words).random(count))
+
 
 @dataclass
 class Memo:

@@ -13,7 +13,7 @@ from kvstore.codecs.codec import CheckedPayload, Codec
 from kvstore.codecs.options import Compression
 from kvstore.codecs.powersgd import PowerSGD
 from kvstore.codecs.quantization import BFloat16, Float16, Int8, OneBit, TwoBit
-from kvstore.codecs.selection import Threshold, TopK
+from kvstore.codecs.selection import RandomK, Threshold, TopK
 from kvstore.errors import WireError
 from kvstore.values import from_buffer
 
@@ -24,6 +24,7 @@ _CODECS: dict[str, Callable[[Compression], Codec]] = {
     "1bit": lambda c: OneBit(c.number("threshold")),
     "topk": lambda c: TopK(c.number("ratio"), c.number("k"), c.number("warmup_steps")),
     "threshold": lambda c: Threshold(c.number("threshold")),
+    "randomk": lambda c: RandomK(c.number("ratio"), c.number("k"), c.number("seed")),
     "int8": lambda c: Int8(c.number("stochastic"), c.number("seed")),
     "powersgd": lambda c: PowerSGD(c.number("rank"), c.number("seed")),
 }

@@ -61,6 +61,7 @@ _PARAMETERS: dict[str, dict[str, _Number]] = {
     "1bit": {"threshold": _Number(0.5, -_HUGE, _HUGE)},
     "topk": {**_PART, "momentum": _MOMENTUM, "warmup_steps": _Number(0, 0, 2**31 - 1, int)},
     "threshold": {"threshold": _Number(0.05, *_POSITIVE), "momentum": _MOMENTUM},
+    "randomk": {**_PART, "seed": _SEED},
     "int8": {"stochastic": _Number(False, 0, 1, bool), "seed": _SEED},
     "powersgd": {"rank": _Number(2, 1, 256, int), "seed": _SEED},
 }
@@ -108,6 +109,7 @@ def parse(options: Mapping[str, object]) -> Compression:
             - ``1bit``: ``threshold`` (0.5).
             - ``topk``: ``ratio`` (0.01) of the elements or ``k`` of them; ``momentum`` (0), ``warmup_steps`` (0).
             - ``threshold``: ``threshold`` (0.05), positive; ``momentum`` (0).
+            - ``randomk``: ``ratio`` (0.01) or ``k``; ``seed`` (0).
             - ``int8``: ``stochastic`` (False) rounding; ``seed`` (0).
             - ``powersgd``: ``rank`` (2); ``seed`` (0).
 

@@ -1,6 +1,6 @@
-"""Which elements are sent: the largest, or those that reach a threshold.
+"""Which elements are sent: the largest, those that reach a threshold, or some at random.
 
-These are SINGA's ways to make gradients sparse. With momentum correction, momentum factor masking and warm-up
+The first two are SINGA's ways to make gradients sparse. With momentum correction, momentum factor masking and warm-up
 they are Deep Gradient Compression (arXiv:1712.01887).
 """
 
@@ -142,6 +142,24 @@ class Threshold(SparseCodec):
 
     def choose(self, values: torch.Tensor, memo: Memo) -> torch.Tensor:
         return at_least(values, self.threshold)
+
+
+class RandomK(SparseCodec):
+    """``k`` elements, or a ``ratio`` of them, at random: one from each of so many ranges of nearly equal length.
+
+    Workers with the same ``seed`` choose the same elements, so that the sum of what they send is as sparse.
+    """
+
+    def __init__(self, ratio: float | None, k: int | None, seed: int) -> None:
+        self.ratio, self.k, self.seed = ratio, k, seed
+
+    def choose(self, values: torch.Tensor, memo: Memo) -> torch.Tensor:
+        size = values.numel()
+        k = count_to_send(size, self.ratio, self.k)
+        edges = torch.arange(k + 1, dtype=torch.int64, device="cpu").mul_(size).div_(k, rounding_mode="floor")
+        lengths = edges.diff()
+        draws = memo.noise(self.seed).uniform(k)
+        return (edges[:-1] + (draws * lengths).long()).to(values.device)
 
 
 def count_to_send(size: int, ratio: float | None, k: int | None) -> int:

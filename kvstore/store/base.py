@@ -248,6 +248,7 @@ class KVStore:
         - ``2bit``, ``1bit``: ``threshold``
         - ``topk``: ``ratio`` or ``k``, ``momentum``, ``warmup_steps``
         - ``threshold``: ``threshold``, ``momentum``
+        - ``randomk``: ``ratio`` or ``k``, ``seed``
         - ``powersgd``: ``rank``
 
         Raises:

@@ -22,7 +22,7 @@ BIG = 2**61
 
 _NUMBER = st.none() | st.sampled_from([0, -1, 1.5, 1e308, 5e-324, 0.1])
 _CODEC = st.tuples(
-    st.sampled_from(["fp16", "2bit", "1bit", "topk", "int8", "powersgd", "threshold", "nothing"]),
+    st.sampled_from(["fp16", "2bit", "1bit", "topk", "randomk", "int8", "powersgd", "threshold", "nothing"]),
     st.lists(
         st.tuples(st.sampled_from(["threshold", "ratio", "k", "rank", "seed", "momentum"]), _NUMBER).map(list),
         max_size=2,

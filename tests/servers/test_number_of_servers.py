@@ -38,13 +38,14 @@ WORKERS = (
     {"type": "2bit", "threshold": 0.3},
     {"type": "topk", "ratio": 0.05, "momentum": 0.9},
     {"type": "threshold", "threshold": 0.4},
+    {"type": "randomk", "ratio": 0.1, "seed": 3},
     {"type": "powersgd", "rank": 1},
 )
 SUMS = [
     {"type": "fp16", "pull": pull}
     for pull in ("int8", "1bit", {"type": "2bit", "threshold": 0.3}, {"type": "threshold", "threshold": 0.4})
 ]
-AGGREGATORS = [each for each in WORKERS if each["type"] != "topk" and "stochastic" not in each]
+AGGREGATORS = [each for each in WORKERS if each["type"] not in ("topk", "randomk") and "stochastic" not in each]
 
 
 def program(

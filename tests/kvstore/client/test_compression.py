@@ -25,6 +25,7 @@ EVERY = [
     {"type": "topk", "ratio": 0.05},
     {"type": "topk", "ratio": 0.05, "momentum": 0.9, "warmup_steps": 3},
     {"type": "threshold", "threshold": 0.7},
+    {"type": "randomk", "ratio": 0.1},
     {"type": "int8"},
     {"type": "powersgd", "rank": 2},
 ]

@@ -19,6 +19,7 @@ OPTIONS: list[dict[str, object]] = [
     {"type": "topk", "k": 7, "momentum": 0.9, "warmup_steps": 3},
     {"type": "threshold", "threshold": 1.0},
     {"type": "threshold", "threshold": 1.0, "momentum": 0.5},
+    {"type": "randomk", "ratio": 0.2, "seed": 3},
     {"type": "int8"},
     {"type": "int8", "stochastic": True, "seed": 1},
     {"type": "powersgd", "rank": 2},

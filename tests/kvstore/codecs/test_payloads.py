@@ -96,7 +96,7 @@ def test_cuts_outside_are_refused() -> None:
 
 
 def drawn(memo: Memo, seed: int = 0) -> list[float]:
-    return memo.noise(seed).normal(4).tolist()
+    return memo.noise(seed).uniform(4).tolist()
 
 
 def test_random_numbers_follow_from_seed_key_and_step() -> None:
@@ -183,11 +183,12 @@ def test_other_devices_have_numbers_of_their_own(monkeypatch: pytest.MonkeyPatch
     assert bool(((there >= 0) & (there < 1)).all())
 
 
-def test_normal_numbers_have_the_shape_that_was_asked_for() -> None:
-    normal = Noise(1, "w", 0).normal(3, 1000)
+def test_normal_and_uniform_numbers_have_the_shape_that_was_asked_for() -> None:
+    normal, uniform = Noise(1, "w", 0).normal(3, 1000), Noise(1, "w", 0).uniform(5)
     assert (normal.shape, normal.dtype) == ((3, 1000), torch.float32)
     assert abs(float(normal.mean())) < 0.1
     assert abs(float(normal.std()) - 1) < 0.1
+    assert (uniform.shape, uniform.dtype) == ((5,), torch.float64)
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS, ids=NAMES)
@@ -288,7 +289,7 @@ def test_ends_that_are_missing_or_too_much(compression: Compression) -> None:
     encoded = Compressor(compression).encode("w", torch.randn(40, 50, generator=torch.Generator().manual_seed(3)))
     payload = encoded.payload(3, 1999)
     for wrong in (payload[:-1], torch.cat([payload, payload[:1]]), payload[:0]):
-        sparse = compression.type in ("topk", "threshold")
+        sparse = compression.type in ("topk", "threshold", "randomk")
         with contextlib.nullcontext() if sparse and not wrong.numel() else pytest.raises(WireError, match="payload"):
             decode(compression, wrong, 1996)
     with pytest.raises(WireError, match="0 elements"):
@@ -301,7 +302,7 @@ def test_ends_that_are_missing_or_too_much(compression: Compression) -> None:
         ({"type": "topk"}, payload_of(([5], I32), ([1.0], F32)), 5, "do not increase"),
         ({"type": "topk"}, payload_of(([-1], I32), ([1.0], F32)), 5, "do not increase"),
         ({"type": "topk"}, payload_of(([3, 3], I32), ([1.0, 1.0], F32)), 50, "do not increase"),
-        ({"type": "threshold"}, payload_of(([4, 3], I32), ([1.0, 1.0], F32)), 50, "do not increase"),
+        ({"type": "randomk"}, payload_of(([4, 3], I32), ([1.0, 1.0], F32)), 50, "do not increase"),
         ({"type": "threshold"}, payload_of(([0, 1, 2], I32), ([1.0, 1.0, 1.0], F32)), 5, "24 bytes"),
         ({"type": "topk"}, payload_of(([2**31 - 1], I32), ([1.0], F32)), 100, "do not increase"),
         ({"type": "int8"}, payload_of(([float("nan")], F32), ([1, 2], I8), ([0], U8)), 2, "scales"),
@@ -411,7 +412,7 @@ def test_the_way_back_is_a_type_or_options() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"type": "3bit"}, "choose from 1bit, 2bit, bf16, fp16, int8, powersgd, threshold, topk"),
+        ({"type": "3bit"}, "choose from 1bit, 2bit, bf16, fp16, int8, powersgd, randomk, threshold, topk"),
         ({"type": 2}, "choose from 1bit"),
         ({"type": ["2bit"]}, "choose from 1bit"),
         ({"type": "2bit", "treshold": 0.5}, "choose from pull, threshold, type"),
@@ -440,7 +441,7 @@ def test_unknown_names_are_answered_with_the_known(options: dict[str, object], s
         ({"type": "topk", "ratio": 1.5}, "ratio"),
         ({"type": "topk", "k": 0}, "k=0 must be an integer from 1"),
         ({"type": "topk", "k": 2.0}, "k=2.0 must be an integer"),
-        ({"type": "topk", "k": 2, "ratio": 0.5}, "give ratio or k, not both"),
+        ({"type": "randomk", "k": 2, "ratio": 0.5}, "give ratio or k, not both"),
         ({"type": "topk", "momentum": 1.0}, "momentum"),
         ({"type": "topk", "warmup_steps": -1}, "warmup_steps"),
         ({"type": "int8", "stochastic": 1}, "stochastic=1 must be True or False"),

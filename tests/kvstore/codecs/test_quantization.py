@@ -306,6 +306,26 @@ def test_parts_are_rounded_up_and_at_least_one() -> None:
     assert [choosing.count_to_send(n, None, 5) for n in (1, 5, 6)] == [1, 5, 5]
 
 
+def test_random_elements_are_one_of_each_range_the_same_for_every_worker() -> None:
+    compression = parse({"type": "randomk", "k": 10, "seed": 4})
+    values = torch.ones(105)
+    one, other = Compressor(compression), Compressor(compression)
+    ranges = [(105 * n // 10, 105 * (n + 1) // 10) for n in range(10)]
+    seen = torch.zeros(105)
+    for _ in range(200):
+        sent = whole(compression, one.encode("w", values))
+        assert torch.equal(sent, whole(compression, other.encode("w", values)))
+        places = sent.nonzero().view(-1).tolist()
+        assert all(start <= place < stop for place, (start, stop) in zip(places, ranges, strict=True))
+        seen += sent != 0
+    assert bool((seen > 0).all())
+    different = Compressor(parse({"type": "randomk", "k": 10, "seed": 5}))
+    assert not torch.equal(
+        whole(compression, different.encode("w", values)),
+        whole(compression, Compressor(compression).encode("w", values)),
+    )
+
+
 def test_warm_up_sends_a_quarter_and_then_less() -> None:
     compressor = Compressor(parse({"type": "topk", "ratio": 0.01, "warmup_steps": 4}))
     generator = torch.Generator().manual_seed(1)
