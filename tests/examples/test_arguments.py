@@ -41,6 +41,16 @@ def test_rank_0_alone_says_what_is_wrong_in_one_line(monkeypatch, capsys):
         assert capsys.readouterr().err == said
 
 
+def test_help_shows_defaults_where_there_are_any():
+    parser = Parser("Does nothing")
+    parser.add_argument("--size", type=int, default=3, help="its size")
+    parser.add_argument("--file", help="its file")
+    parser.add_argument("--fast", action="store_true", help="its speed")
+    text = parser.format_help()
+    assert "its size (default: 3)" in text
+    assert text.count("default") == 1
+
+
 # ---- the last lines of an example
 
 
@@ -62,6 +72,13 @@ def test_what_a_training_has_cost():
     assert closing.cost(2.0, 5, Statistics(), "steps") == "2.0 s for 5 steps, 2.5 a second"
 
 
+@pytest.mark.parametrize(
+    ("nbytes", "text"), [(0, "0 bytes"), (1000, "1.0 kB"), (1_234_567, "1.2 MB"), (5 * 10**15, "5000.0 TB")]
+)
+def test_bytes_in_a_unit_that_suits(nbytes, text):
+    assert closing.size(nbytes) == text
+
+
 def test_a_command_that_runs_the_program_again(here, monkeypatch):
     tail = "-n 2 -s 2 python 'a program.py' --lr 1 --mom 0"
     assert closing.command("--mom", "0") == f"{shlex.quote(sys.executable)} -m launcher {tail}"
@@ -81,3 +98,14 @@ def test_a_command_for_the_job_it_runs_in(here, monkeypatch):
     monkeypatch.setenv("DMLC_NUM_SERVER", "1")
     assert " -n 3 -s 1 python " in closing.command()
     assert " -n 4 -s 1 python " in closing.command(num_workers=4)
+
+
+def test_suggestions_below_a_title():
+    assert closing.try_next([("more", "x -n 4"), ("less", "x")]) == (
+        "To try next:\n  more:\n    x -n 4\n  less:\n    x"
+    )
+
+
+def test_a_number_of_things():
+    assert [closing.counted(number, "epoch") for number in (1, 2)] == ["1 epoch", "2 epochs"]
+    assert closing.counted(2, "batch", "batches") == "2 batches"

@@ -26,6 +26,13 @@ def no_job(monkeypatch):
     monkeypatch.delenv("DMLC_NUM_WORKER", raising=False)
 
 
+def test_the_defaults_are_the_labs():
+    args = parse("")
+    assert (args.batch_size, args.lr, args.mom, args.wd) == (128, 0.05, 0.9, 1e-4)
+    assert (args.lr_factor, args.disp_batches, args.optimizer, args.gpus) == (0.1, 20, "sgd", None)
+    assert (args.network, args.num_layers, args.dataset) == ("resnet", 8, "auto")
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -62,6 +69,12 @@ def test_the_steps_scale_with_the_epochs_if_none_are_given(epochs, steps):
     assert parse(f"--num-epochs {epochs}").lr_step_epochs == steps
 
 
+def test_only_optimizers_with_momentum_are_given_any():
+    assert options.optimizer_params(parse("--mom 0.8")) == {"learning_rate": 0.05, "wd": 1e-4, "momentum": 0.8}
+    assert "momentum" in options.optimizer_params(parse("--optimizer nag"))
+    assert "momentum" not in options.optimizer_params(parse("--optimizer adam"))
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -93,6 +106,11 @@ def test_a_wrong_option_is_an_error_that_says_why(line, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_noise_may_have_any_shape_and_number_of_classes():
+    args = parse("--benchmark 1 --image-shape 3,64,48 --num-classes 2")
+    assert (args.image_shape, args.num_classes) == ((3, 64, 48), 2)
+
+
 class Job:
     """A reducer for a job in which so many other workers lack CIFAR-10."""
 
@@ -120,14 +138,29 @@ def test_the_digits_where_it_cannot_be_had(tmp_path, offline, caplog):
     assert caplog.messages == ["CIFAR-10 is not available (no network); training on handwritten digits"]
 
 
+def test_only_rank_0_says_so(tmp_path, offline, caplog):
+    choice.load("auto", tmp_path, Job(), rank=1)
+    assert not caplog.messages
+
+
 def test_the_digits_on_every_worker_where_another_lacks_cifar10(cifar10_folder, caplog):
     assert choice.load("auto", cifar10_folder, Job(others_without=1), rank=0).name == "digits"
     assert "another worker does not have it" in caplog.text
 
 
+def test_digits_when_asked_for(cifar10_folder):
+    assert choice.load("digits", cifar10_folder, Job(), rank=0).name == "digits"
+
+
 def test_cifar10_when_asked_for_is_not_replaced(tmp_path, offline):
     with pytest.raises(UnavailableError, match="no network"):
         choice.load("cifar10", tmp_path, Job(), rank=0)
+
+
+def test_so_many_examples_only(dataset):
+    assert len(choice.first(dataset, 10).train) == 10
+    assert len(choice.first(dataset, None).train) == len(dataset.train)
+    assert len(choice.first(dataset, 10).validation) == len(dataset.validation)
 
 
 # ---- a setting in one word

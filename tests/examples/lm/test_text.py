@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from lm import options, text
+from lm.schedule import learning_rate
 from lm.transformer import Transformer
 from lm.updates import updates
 
@@ -34,6 +37,12 @@ def test_too_little_text_is_an_error(tmp_path):
         text.load([tmp_path / "none"], context=16)
 
 
+def test_our_own_text_is_there():
+    corpus = text.load(text.ours(), context=128)
+    assert len(corpus.training) > 50_000
+    assert len(corpus.validation) > 5_000
+
+
 def test_a_batch_is_what_seed_step_and_rank_say():
     def batch(**changed):
         where = {"seed": 0, "step": 3, "rank": 1} | changed
@@ -56,6 +65,10 @@ def test_validation_is_shared_out_and_nothing_is_counted_twice():
     assert sorted(seen) == list(range(1, 89))
 
 
+def test_what_is_printed_controls_no_terminal():
+    assert text.printable("a\n\x1b[2Jé") == "a\\n?[2J?"
+
+
 # ---- The command line of train_lm.py
 
 
@@ -64,6 +77,19 @@ def test_wrong_options_end_the_program(capsys):
         with pytest.raises(SystemExit):
             options.parse(words)
     assert "--width 10 cannot be divided among 3 heads" in capsys.readouterr().err
+
+
+# ---- The learning rate over a run
+
+
+def test_the_schedule():
+    rates = [learning_rate(step, 100, 10, 1.0, 0.1) for step in range(100)]
+    assert rates.index(max(rates)) == 10
+    assert rates[:11] == sorted(rates[:11])
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert max(rates) == 1.0
+    assert rates[55] == pytest.approx(0.55)
+    assert 0.1 <= rates[-1] < 0.101
 
 
 # ---- The network
@@ -82,6 +108,19 @@ def test_no_position_sees_what_follows(model):
     before, after = model(numbers), model(changed)
     assert torch.allclose(before[:, :5], after[:, :5], atol=1e-6)
     assert not torch.allclose(before[:, 5:], after[:, 5:], atol=1e-6)
+
+
+def test_it_begins_by_knowing_nothing(model):
+    loss = model.loss(torch.randint(5, (4, 8)), torch.randint(5, (4, 8)))
+    assert loss.item() == pytest.approx(math.log(5), abs=0.1)
+
+
+def test_a_sample_is_as_long_as_asked_and_repeatable(model):
+    start = torch.tensor([1, 2])
+    first = model.sample(start, 20, 1.0, seed=3)
+    assert len(first) == 20
+    assert first == model.sample(start, 20, 1.0, seed=3)
+    assert first != model.sample(start, 20, 1.0, seed=4)
 
 
 # ---- Two ways to update, which are the same for one worker that exchanges at each step with plain outer SGD

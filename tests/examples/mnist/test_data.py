@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import struct
 
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 import torch
 from mnist import data, options
 from mnist.cnn import CNN
-from mnist.data import data_partition, find_mnist, load_mnist
-from mnist.idx import DataError, read_image_file
+from mnist.data import augmentation, data_partition, find_mnist, load_digits, load_mnist
+from mnist.idx import DataError, read_image_file, read_label_file
 from mnist_files import FOUR, idx_images, idx_labels, write_mnist
 
 
@@ -40,6 +41,17 @@ def test_files_that_do_not_fit_together_are_named(tmp_path):
         load_mnist(find_mnist(tmp_path))
 
 
+def test_the_digits_have_mnists_form_and_validation_pictures_are_not_trained_on():
+    digits = load_digits()
+    assert digits.train_x.shape == (1437, 1, 28, 28)
+    assert digits.test_y.shape == (360, 10)
+    assert digits.train_x.dtype == digits.train_y.dtype == np.float32
+    assert 0.9 < digits.train_x.max() <= 1
+    assert not digits.train_x[:, :, :4].any()
+    trained = {x.tobytes() for x in digits.train_x}
+    assert not any(x.tobytes() in trained for x in digits.test_x)
+
+
 def test_every_worker_trains_on_as_much_and_each_picture_is_evaluated_once():
     x, y = np.arange(11), np.arange(11) + 100
     parts = [data_partition(x, y, rank, 3) for rank in range(3)]
@@ -47,6 +59,27 @@ def test_every_worker_trains_on_as_much_and_each_picture_is_evaluated_once():
     assert all((labels - its == 100).all() for its, labels in parts)
     evaluated = [data.evaluation_partition(x, y, rank, 3)[0] for rank in range(3)]
     assert sorted(np.concatenate(evaluated)) == x.tolist()
+
+
+def test_augmentation_moves_and_mirrors():
+    x = np.random.default_rng(1).random((40, 1, 28, 28), dtype=np.float32)
+    padded = np.pad(x, [[0, 0], [0, 0], [4, 4], [4, 4]], "symmetric")
+    changed = augmentation(x.copy(), 40, np.random.default_rng(2))
+    found = []
+    for its, around in zip(changed, padded, strict=True):
+        found += [
+            (top, left, mirrored)
+            for top in range(8)
+            for left in range(8)
+            for mirrored in (False, True)
+            if np.array_equal(its[:, :, ::-1] if mirrored else its, around[:, top : top + 28, left : left + 28])
+        ]
+    assert len(found) == 40, "each is one place of its padded self"
+    assert {top for top, _, _ in found} == {left for _, left, _ in found} == set(range(8))
+    assert 8 < sum(mirrored for _, _, mirrored in found) < 32
+    assert np.array_equal(changed, augmentation(x.copy(), 40, np.random.default_rng(2)))
+    moved = augmentation(x.copy(), 40, np.random.default_rng(2), mirror=False)
+    assert np.array_equal(moved[0], padded[0][:, found[0][0] :, found[0][1] :][:, :28, :28])
 
 
 # ---- SINGA's network
@@ -57,7 +90,28 @@ def test_the_network_is_singas():
     assert CNN()(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
 
 
+@pytest.mark.parametrize(
+    ("layer", "fans"), [("conv1", 25 + 20), ("conv2", 500 + 50), ("linear1", 800 + 500), ("linear2", 500 + 10)]
+)
+def test_initial_weights_are_drawn_as_singas(layer, fans):
+    torch.manual_seed(0)
+    drawn = getattr(CNN(), layer)
+    assert drawn.weight.std().item() == pytest.approx(math.sqrt(2 / fans), rel=0.1)
+    assert abs(drawn.weight.mean().item()) < 0.1 * math.sqrt(2 / fans)
+    assert not drawn.bias.any()
+
+
 # ---- Files in the idx format
+
+
+def test_the_readers_return_what_is_in_the_files(tmp_path):
+    images, labels = tmp_path / "images.gz", tmp_path / "labels"
+    content, pixels = idx_images(5)
+    images.write_bytes(gzip.compress(content))
+    assert np.array_equal(read_image_file(images), pixels[:, None])
+    content, expected = idx_labels(7)
+    labels.write_bytes(content)
+    assert np.array_equal(read_label_file(labels), expected)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +140,13 @@ def test_what_is_not_gzip_or_cut_is_named(tmp_path, content):
 
 
 # ---- The command line of the two scripts
+
+
+def test_the_defaults_are_singas():
+    args = options.parser("").parse_args([])
+    assert (args.max_epoch, args.batch_size, args.learning_rate) == (10, 64, 0.005)
+    assert (args.dist_option, args.spars, args.threshold) == ("plain", 0.05, 2097152)
+    assert (args.dataset, args.lr_schedule, args.split_batch) == ("auto", "constant", False)
 
 
 @pytest.mark.parametrize(
