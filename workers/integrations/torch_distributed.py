@@ -189,14 +189,18 @@ class SumWork(dist.Work):
     def __init__(self, tickets: Sequence[Ticket], finish: Callable[[], object], result: list[torch.Tensor]) -> None:
         super().__init__()
         self._tickets, self._finish, self._result = tickets, finish, result
-        self._future = SumFuture(self, [tensor.device for tensor in result if tensor.is_cuda])
+        self._done = False
+        self._future: SumFuture | None = None
 
     @torch.no_grad()
     def wait(self, timeout: timedelta | None = None) -> bool:
-        if not self._future.done():
+        if not self._done:
             settle(self._tickets)
             self._finish()
-            self._future.set_result(self._result)
+            self._done = True
+            self._tickets, self._finish = (), _nothing  # which hold memory
+            if self._future is not None:
+                self._future.end(self._result)
         return True
 
     def _end(self) -> None:
@@ -212,10 +216,14 @@ class SumWork(dist.Work):
         # C++ waits for a future and asks nobody to complete it. DDP does so in a callback at the end of backward, which
         # it queues after it has sent its last bucket: the one that is queued here comes before. What it sends in such a
         # callback, as of static graphs in their first step, it waits for at once.
-        if not self._future.done() and in_backward_node():
-            after_backward(self._end)
-        else:
-            self.wait()
+        if self._future is None:
+            self._future = SumFuture(self, [tensor.device for tensor in self._result if tensor.is_cuda])
+            if self._done:
+                self._future.end(self._result)
+            elif in_backward_node():
+                after_backward(self._end)
+            else:
+                self.wait()
         return self._future
 
 
@@ -224,11 +232,16 @@ class SumFuture(torch.futures.Future[list[torch.Tensor]]):
 
     def __init__(self, work: SumWork, devices: Sequence[torch.device]) -> None:
         super().__init__(devices=list(devices))
-        self._work = work
+        self._work: SumWork | None = work
 
     def wait(self) -> list[torch.Tensor]:
-        self._work.wait()
+        if self._work is not None:
+            self._work.wait()
         return super().wait()
+
+    def end(self, result: list[torch.Tensor]) -> None:
+        self._work = None  # which has this
+        self.set_result(result)
 
 
 def _together(works: list[SumWork], result: list[torch.Tensor]) -> SumWork:

@@ -25,6 +25,7 @@ import workers
 from kvstore import DeadlineExceeded, Unsupported, UsageError
 from kvstore.client import DistStore
 from workers.integrations import torch_distributed
+from workers.integrations.__main__ import main
 from workers.integrations.torch_distributed import LARGEST, SMALLEST, StoreGroup
 
 OPS = dist.ReduceOp
@@ -236,6 +237,11 @@ def test_outside_of_a_job_it_is_a_group_of_one() -> None:
     finally:
         dist.destroy_process_group()
         workers.shutdown()
+
+
+def test_the_command_says_how_it_is_used() -> None:
+    with pytest.raises(SystemExit, match=r"python -m workers.integrations train.py"):
+        main(["--help"])
 
 
 def test_another_group_is_an_error() -> None:
