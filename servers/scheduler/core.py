@@ -325,12 +325,12 @@ class Scheduler:
     def _join(self, peer: bytes, message: wire.Join) -> list[Answer]:
         self._failure.check()
         before = self._joining.predecessor(peer, message)
-        if before is not None and before.role == "worker" and self.members.all_gone("worker"):
-            raise NodeLost("the job has ended: all other workers have left")
         if before is not None:
             again = "has been started again"
             if before.role == "worker":
                 self._losses.lose_worker(before, again)
+                if self.members.all_gone("worker"):
+                    raise NodeLost("the job has ended: all other workers have left")
             else:
                 self._losses.end(wire.Lost(before.role, message.node.rank, again, before.start), self._now)
         self._joining.join(peer, message, self._now)
