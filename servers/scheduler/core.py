@@ -335,6 +335,8 @@ class Scheduler:
                     self._send(peer, wire.JobFailed("the job has ended while this worker was started again", own))
                     return []
                 self._losses.lose_worker(before, again)
+                if self.members.all_gone("worker"):
+                    raise NodeLost("the job has ended: all other workers have left")
             else:
                 self._losses.end(wire.Lost(before.role, message.node.rank, again, before.start), self._now)
         self._joining.join(peer, message, self._now)

@@ -191,6 +191,11 @@ class DeclaredKeys:
         others = self._first != 0 or request.node.incarnation > 1
         return request.node.rank == self._first and others and not self._placements.ready.issuperset(request.keys)
 
+    def lose(self, rank: int) -> None:
+        """Let worker ``rank``, which is lost, wait no more. The numbers of its requests may come again, of another."""
+        for group in set(self._by_rank.pop(rank, {}).values()):
+            group.askers = [asker for asker in group.askers if asker.request.node.rank != rank]
+
     def lead(self, rank: int) -> list[Outcome]:
         """Let worker ``rank`` be the first from now on, since those before it are lost: its declaration may wait."""
         self._first = rank

@@ -222,6 +222,7 @@ class Store:
     def lose(self, rank: int) -> list[Answer]:
         """Go on without a worker that is lost: answer those that have waited for nobody else, and fail what is vain."""
         self._joins.depart(rank)
+        self.keys.lose(rank)
         released = [Answer(link, arrival, wire.Ack(arrival.seq)) for link, arrival in self.barriers.lose(rank)]
         first = self._departures.first
         return released + (self._placed(self.keys.lead(first)) + self._without_values() if rank < first else [])

@@ -1,7 +1,7 @@
 """Jobs in which workers that die are started again: what happens to them, and what must become of that.
 
 Each push of each process has a place of its own in the values, so that these say in the end what has counted, and how
-often. What was answered counts once, the rest of a dead process at most once, and each round is of as many as there
+often. What was answered counts once; the rest of a dead process at most once; and each round is of as many as there
 are.
 """
 
@@ -163,9 +163,8 @@ class Run:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         tables = plan.program == "return rows"
-        self.program = Returning(
-            plan.seed, plan.rounds, plan.num_workers, plan.uneven, tables, plan.seed % 2 > plan.uneven
-        )
+        barriers = bool(plan.seed % 2) and not plan.uneven  # nobody inside ``join`` comes to one
+        self.program = Returning(plan.seed, plan.rounds, plan.num_workers, plan.uneven, tables, barriers)
         job = job_of(plan)
         self.program.starts = job.starts
         self.program.rest = lambda rest_s: job.world.current.wait(rest_s) if job.world.current is not None else None
