@@ -1,7 +1,8 @@
 """Workers that are killed while the job goes on without them, and how long the others stand still.
 
 ``python -m faults.losing 0-9`` makes runs with these seeds. All pushes are counted: in stores with rounds integers say
-who is in each sum, in others each worker has elements of its own.
+who is in each sum, in others each worker has elements of its own. With ``--return``, they are started again and come
+back; see ``faults.returning``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 
 import kvstore as kv
+from faults import returning
 from faults.plan import KINDS, Plan
 from faults.processes import running
 from faults.runs import spread
@@ -247,15 +249,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m faults.losing", description=__doc__)
     parser.add_argument("seeds", help="such as 7, or 0-39")
     parser.add_argument("--kinds", default=",".join(KINDS), help="of links; default %(default)s")
-    parser.add_argument("--modes", default=",".join(STORES), help="of stores; default %(default)s")
+    parser.add_argument("--modes", help="of stores; default: all")
     parser.add_argument("--phases", action="store_true", help="with barriers, new keys, joins and versions in between")
+    parser.add_argument("--return", dest="returns", action="store_true", help="who is killed is started again")
     options = parser.parse_args()
     first, _, last = options.seeds.partition("-")
     wrong = 0
+    if options.returns:
+        return _returns(range(int(first), int(last or first) + 1), options)
     for kind in options.kinds.split(","):
         still: list[float] = []
         for seed in range(int(first), int(last or first) + 1):
-            for mode in options.modes.split(","):
+            for mode in (options.modes or ",".join(STORES)).split(","):
                 result = carry_out(seed, kind, mode, options.phases)
                 still += result.still_s
                 if result.wrong:
@@ -264,6 +269,29 @@ def main() -> int:
         if still:
             print(
                 f"{kind}: {len(still)} workers killed; the others have made their next round after {spread(still, 3)}",
+                flush=True,
+            )
+    return 1 if wrong else 0
+
+
+def _returns(seeds: range, options: argparse.Namespace) -> int:
+    wrong = 0
+    for kind in options.kinds.split(","):
+        whole = returning.Result()
+        for seed in seeds:
+            for mode in (options.modes or ",".join(returning.STORES)).split(","):
+                result = returning.carry_out(seed, kind, mode, options.phases)
+                for name in ("kills", "returns", "usual", "coming"):
+                    getattr(whole, name).extend(getattr(result, name))
+                if result.wrong:
+                    wrong += 1
+                    print(f"{kind} {mode} {seed}: {result.wrong}\n{result.output[-4000:]}", flush=True)
+        if whole.kills:
+            print(
+                f"{kind}: {len(whole.kills)} workers killed, {len(whole.returns)} let in. The others' next round is "
+                f"over {spread(whole.kills, 3)} after a kill. Between two rounds are {spread(whole.usual, 3)}, and "
+                f"while one is let in at most {spread(whole.returns, 3)}. From its begin to its first push that "
+                f"counts a worker takes {spread(whole.coming, 3)}",
                 flush=True,
             )
     return 1 if wrong else 0

@@ -42,6 +42,7 @@ class Processes:
         work: what each worker does; what the plan says by default.
         replicas: 1 to give each server a standby, and to start dead servers, standbys and schedulers again.
         least: the job goes on without workers that die as long as so many are left; 0 if it does not.
+        returning: whether workers that die are started again, unless something was wrong.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Processes:
         work: Callable[[], object] | None = None,
         replicas: int = 0,
         least: int = 0,
+        returning: bool = False,
     ) -> None:
         self.codes: dict[str, int] = {}
         self.starts: Counter[str] = Counter()
@@ -59,6 +61,7 @@ class Processes:
         self._work_of = work
         self._replicas = replicas
         self._least = least
+        self._returning = returning
         self._running: dict[str, int] = {}
         self._untold: list[tuple[dict[str, str], str, int, str, int, bool]] = []
         names = ["scheduler 0"]
@@ -71,8 +74,8 @@ class Processes:
         for name, own in zip(names, keys, strict=True):
             self._env[name] = self._environment(name, listener) | own
             self._fork(name, listener)
-        self._listener = listener if replicas else None
-        if listener is not None and not replicas:
+        self._listener = listener if replicas or returning else None
+        if listener is not None and self._listener is None:
             listener.close()
 
     @property
@@ -105,11 +108,15 @@ class Processes:
     def _lost(self, name: str, how: str) -> None:
         """Tell the others, and start it again if it is one of those."""
         role, _, rank = name.partition(" ")
-        again = self._replicas and role in RESTARTED and any(other.startswith("worker") for other in self._running)
+        may = role in RESTARTED if self._replicas else False
+        # Not only who was killed: a newcomer ends itself, too, if its sponsor is killed before it has let it in.
+        may = may or (self._returning and role == "worker" and self.codes[name] != WRONG_EXIT)
+        again = may and any(other.startswith("worker") for other in self._running)
         report = self._env[name], role, int(rank), how, self.starts[name], not again
         if role != "scheduler" and not tell(*report):
             self._untold.append(report)
         if again:
+            self.codes.pop(name)
             self._env[name] |= {"KVSTORE_LOST": f"{how.replace(' ', '-')} {time.monotonic()}"}
             self._fork(name, self._listener)
 
@@ -198,14 +205,20 @@ def _exit_code(main: Callable[[], int]) -> int:
 
 @contextlib.contextmanager
 def running(
-    plan: Plan, work: Callable[[Path], object] | None = None, replicas: int = 0, least: int = 0
+    plan: Plan,
+    work: Callable[[Path], object] | None = None,
+    replicas: int = 0,
+    least: int = 0,
+    returning: bool = False,
 ) -> Iterator[Processes]:
     """The processes of a plan, see ``Processes``; none of them is left afterwards."""
     torch.set_num_threads(1)
     torch.optim.SGD([torch.zeros(1)])  # the first one imports much more of torch, so that forks have that, too
     directory = Path(tempfile.mkdtemp(prefix="faults-"))  # not a TemporaryDirectory: forks would remove it at their end
     try:
-        made = Processes(plan, directory, None if work is None else partial(work, directory), replicas, least)
+        made = Processes(
+            plan, directory, None if work is None else partial(work, directory), replicas, least, returning
+        )
         try:
             yield made
         finally:
