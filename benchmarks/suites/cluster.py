@@ -8,7 +8,7 @@ from benchmarks.cores import Step, median_us
 from benchmarks.crowd import Crowd, SimulatedJob
 from benchmarks.figures import Result, Row
 from benchmarks.networks import shapes_of
-from benchmarks.round_model import tables
+from benchmarks.round_model import table
 from benchmarks.session import Session
 from servers.processes import collect_seldom
 
@@ -23,7 +23,7 @@ def cluster(session: Session) -> None:
             for aggregated in (True, False) if workers > 1 else (False,):
                 shapes = shapes_of(options.net or "resnet50")
                 measure(session, Crowd(hosts, workers, options.servers, shapes, aggregated))
-    session.console.print("\n".join(tables()), markup=False, highlight=False)
+    session.console.print("\n".join(table()), markup=False, highlight=False)
 
 
 def measure(session: Session, crowd: Crowd) -> None:
