@@ -103,6 +103,7 @@ faults: $(EXTRA)-test  ## cut, stop, kill and interrupt jobs by seeds, and count
 	PYTHONPATH=tests $(BIN)/python -m faults 0 --kills 40
 	PYTHONPATH=tests $(BIN)/python -m faults.losing 0-7
 	PYTHONPATH=tests $(BIN)/python -m faults.losing 0-3 --modes sync --phases
+	PYTHONPATH=tests $(BIN)/python -m faults.losing 0-3 --return
 	PYTHONPATH=tests $(BIN)/python -m faults 0 --kills 8 --launch --kinds unix,shm,tcp,zeromq --modes sync
 	$(MAKE) demo-faults EPOCHS=40
 	PYTHONPATH=tests $(BIN)/python -m faults.checkpoints 200

@@ -72,6 +72,15 @@ def test_workers_are_killed_and_the_others_go_on(kind: str, mode: str) -> None:
     assert f"{kind}: 5 workers killed" in done.stdout
 
 
+@pytest.mark.long
+@pytest.mark.timeout(EACH_S + 10)
+def test_workers_are_killed_and_come_back() -> None:
+    """Each push that was acknowledged counts once, in whichever process of the worker."""
+    done = ran("faults.losing", "0", "--return", "--kinds", "shm", "--modes", "sync", timeout=EACH_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "shm: 5 workers killed" in done.stdout
+
+
 WELL = dict.fromkeys(("worker 0", "worker 1", "server 0", "server 1", "scheduler 0"), 0)
 BOTH = "[worker-0] exact after 50 pushes and 0 interrupts\n[worker-1] exact after 50 pushes and 0 interrupts\n"
 LOST = "[worker-0] kvstore.errors.NodeLost: server 1 has died\n"
