@@ -42,7 +42,10 @@ class Deadlocks:
         if any(self._said[other].prompt < self._asked(other) for other in group):
             return []
         text = self._words(rank)
-        return [(other, wire.Deadlock(self._said.pop(other).waits, text)) for other in group]
+        # One that was started again has most likely lost count, of batches or epochs: the others go on without it.
+        again = [other for other in group if self._said[other].node.incarnation > 1]
+        told = again if 0 < len(again) < len(group) else group
+        return [(other, wire.Deadlock(self._said.pop(other).waits, text)) for other in told]
 
     def _asked(self, rank: int) -> int:
         """Return the number of the prompt that was about the waits that a worker says it is in; 0 for none."""

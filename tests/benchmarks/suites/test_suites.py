@@ -97,9 +97,18 @@ def asked(*words: str) -> Any:
 def test_each_case_has_ours_and_what_it_is_compared_with():
     found = {case.name: case for case in row_cases(asked("--rounds", "7", "-n", "3", "-s", "1"))}
     fresh = ["rows-fresh", "rows-fresh-async"]
-    assert list(found) == ["rows-sgd", "rows-sgd-async", "rows-adam", "rows-many", "rows-tables", *fresh, "rows-dlrm"]
+    assert list(found) == [
+        "rows-sgd",
+        "rows-sgd-async",
+        "rows-adam",
+        "rows-many",
+        "rows-tables",
+        "rows-array",
+        *fresh,
+        "rows-dlrm",
+    ]
     for case in found.values():
-        assert {one.name for one in case.contenders} & {"kvstore", "26 tables"}
+        assert {one.name for one in case.contenders} & {"kvstore", "26 tables", "an array"}
         for one in case.contenders:
             assert isinstance(one, OurRows | MxnetRows | Limit | EmbeddingSteps)
             if isinstance(one, OurRows | MxnetRows):

@@ -287,6 +287,18 @@ def test_nobody_is_told_while_one_that_is_needed_does_not_wait():
         assert deadlocks.take(stuck(1, [0, 2], prompt)) == []
 
 
+def test_one_that_was_started_again_gives_way_to_the_others():
+    deadlocks = Deadlocks()
+
+    def again(prompt: int) -> wire.Stuck:
+        return replace(stuck(1, [0], prompt), node=wire.Node("worker", 1, 2))
+
+    deadlocks.take(stuck(0, [1]))
+    deadlocks.take(again(0))
+    deadlocks.take(stuck(0, [1], prompt=1))
+    assert told(deadlocks.take(again(1))) == {1: wire.Deadlock}
+
+
 def test_nobody_is_told_if_one_has_gone_on_since():
     deadlocks = Deadlocks()
     deadlocks.take(stuck(0, [1]))

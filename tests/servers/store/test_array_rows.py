@@ -110,7 +110,7 @@ def test_a_sum_that_is_not_finite_updates_nothing():
 def test_a_round_goes_on_without_a_lost_worker_as_with_its_share():
     shop, a, _ = optimized(desk(2), lr=1.0).and_workers()
     shop.ask(a, rows(a, {1: [1, 1, 1]}))
-    shop.shard.depart([], [1])
+    shop.shard.depart([], {1: 1})
     assert torch.equal(shop.value(clock=1)[1], ROWS[1] - 2)
 
 
