@@ -109,6 +109,17 @@ def test_late_news_of_the_death_is_of_the_process_before() -> None:
     assert job.scheduler.take_news() == ["worker 2 was killed; the job goes on with 2 of 3 workers"]
 
 
+def test_one_that_was_silent_and_has_come_since_is_given_up_no_more() -> None:
+    job = Returning()
+    while not job.scheduler.lost_workers:
+        for each in (*job.workers[:2], *job.servers):
+            job.beat(each)
+        job.tick(LIMIT / 4)
+    assert job.scheduler.given_up == ["start 1 of worker 2"]
+    job.again(2)
+    assert job.scheduler.given_up == []
+
+
 def test_one_that_has_come_counts_among_those_that_are_left() -> None:
     job = Returning(3, least=2)
     job.back(2)
@@ -175,6 +186,7 @@ def test_the_lowest_rank_that_is_in_lets_it_in_and_is_told_again_at_each_heartbe
     assert news_of(told, wire.Entered) == [(member, wire.Entered(asked.seq, [0], [2], [1], [2], [5, 6], [3, 4], "s"))]
     assert news_of(told, wire.Ack) == [(job.workers[1], wire.Ack(job.workers[1].seq))]
     assert {(*roster.lost, *roster.came, *roster.starts) for _, roster in news_of(told, wire.Roster)} == {(0, 2)}
+    assert {whom for whom, _ in news_of(told, wire.Roster)} == {*job.workers, *job.servers}
     assert job.scheduler.lost_workers == set()
     assert notice not in job.beat(job.workers[1])
 
@@ -211,7 +223,8 @@ def test_two_whose_sponsor_dies_come_anew_both() -> None:
     job = Returning(4)
     job.waits(2)
     job.waits(3)
-    job.lose(0)
+    told = job.lose(0)
+    assert [roster.came for _, roster in news_of(told, wire.Roster)][-1] == []
     assert job.scheduler.lost_workers == {0, 2, 3}
 
 
