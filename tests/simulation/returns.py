@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,10 +26,11 @@ from kvstore.client import DistStore
 from kvstore.errors import JOB_FAILED_EXIT, KVStoreError
 
 REST_S = 0.03  # on average, so that a newcomer comes while there is something left to do
+JOINS_S = 20.0  # how long one that comes when the scheduler has ended looks for it
 LIVES = 5  # of a rank; later ones push what counts nowhere
 PUSHES = 8  # of one life
 REPEATS = 40  # of all places in the long array, so that both servers have each
-BASE = Plan(0, program="return", rounds=5, workers=3, least=1, reaped=True, start_s=0.01, returns=True)
+BASE = Plan(0, program="return", rounds=7, workers=3, least=1, reaped=True, start_s=0.01, returns=True)
 
 
 class Progress:
@@ -61,6 +62,7 @@ class Returning:
         starts: by name, how often each member was started.
         entered: the ranks and starts that were let in, or began with the job.
         armed: nobody: calls are not interrupted.
+        failed: why those among them have ended that failed, by rank.
         rest: lets the time pass that a worker needs before its next push.
     """
 
@@ -69,6 +71,7 @@ class Returning:
         self.made: Counter[tuple[int, int]] = Counter()
         self.starts: Mapping[str, int] = {}
         self.entered: set[tuple[int, int]] = set()
+        self.failed: dict[int, Exception] = {}
         self.armed: set[int] = set()
         self.rest: Callable[[float], None] = lambda _: None
         self.places = workers * LIVES * PUSHES
@@ -81,6 +84,14 @@ class Returning:
         life = self.lives[store.rank]
         self.lives[store.rank] += 1
         start = self.starts[f"worker {store.rank}"]
+        try:
+            return self._live(store, life, start)
+        except Exception as exc:
+            if (store.rank, start) in self.entered:
+                self.failed[store.rank] = exc
+            raise
+
+    def _live(self, store: DistStore, life: int, start: int) -> list[Any]:
         dice = random.Random(f"{self._seed} {store.rank} {life}")
         progress = Progress()
         store.set_optimizer("sgd", learning_rate=1.0)
@@ -180,6 +191,7 @@ class Run:
             return f"wrong: {wrong}"
         results = {rank: result for rank, result in enumerate(outcome.results) if result is not None}
         failed = {rank: error for rank, error in outcome.errors.items() if not self._came_in_vain(rank)}
+        failed |= {rank: error for rank, error in self.program.failed.items() if not self._out_of_reach(rank)}
         if failed:
             return self._loud(failed)
         if not results:
@@ -191,23 +203,26 @@ class Run:
                 said = self._count(part)
                 if said:
                     return said
-        slow = SLOW_S + (plan.pause[2] if plan.pause else 0.0) + sum(last_s for *_, last_s in plan.partings)
+        late = JOINS_S * sum("joining the job" in str(error) for error in outcome.errors.values())
+        slow = SLOW_S + late + (plan.pause[2] if plan.pause else 0.0) + sum(last_s for *_, last_s in plan.partings)
         return "exact" if outcome.worked_s < slow else f"it took {outcome.worked_s:.1f} s"
 
     def _came_in_vain(self, rank: int) -> bool:
         """Return whether the last process of ``rank`` was to fail: it was out of reach, or the others had ended."""
-        plan, outcome = self._plan, self.outcome
-        if plan.pause is not None and plan.pause[0] == f"worker {rank}" and plan.pause[2] > 0.7 * plan.limit_s:
-            return True
-        if any(
-            {one, other} == {f"worker {rank}", "scheduler"} and last_s > 0.7 * plan.limit_s
-            for one, other, _, last_s in plan.partings
-        ):
-            return True
-        start = outcome.starts[f"worker {rank}"]
+        outcome = self.outcome
         done = any(result is not None for result in outcome.results)
+        start = outcome.starts[f"worker {rank}"]
         came = start > 1 and (rank, start) not in self.program.entered
-        return done and came and outcome.exit_codes["scheduler"] == 0
+        return self._out_of_reach(rank) or (done and came and outcome.exit_codes["scheduler"] == 0)
+
+    def _out_of_reach(self, rank: int) -> bool:
+        """Return whether a process of ``rank`` was given up though it lived."""
+        plan, name = self._plan, f"worker {rank}"
+        if plan.pause is not None and plan.pause[0] == name and plan.pause[2] > 0.7 * plan.limit_s:
+            return True
+        return any(
+            {*parting[:2]} == {name, "scheduler"} and parting[3] > 0.7 * plan.limit_s for parting in plan.partings
+        )
 
     def _count(self, part: tuple[float, ...]) -> str:
         """Say what is wrong with what has counted."""
@@ -284,9 +299,9 @@ def returning(seed: int) -> Plan:
     return plan
 
 
-def exhaustive(plan: Plan, first: int = 1, step: int = 1) -> Iterator[Plan]:
-    """Yield the plans that kill each worker after each message of ``plan``, in which workers may die already."""
+def exhaustive(plan: Plan, ranks: Collection[int] = range(3), first: int = 1, step: int = 1) -> Iterator[Plan]:
+    """Yield the plans that kill each of these workers after each message of ``plan``, in which some may die already."""
     last = Run(plan).outcome.deliveries
-    for rank in range(plan.num_workers):
+    for rank in ranks:
         for at in range(first, last + 1, step):
             yield replace(plan, crashes=(*plan.crashes, (f"worker {rank}", at)))

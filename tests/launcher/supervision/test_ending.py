@@ -465,8 +465,8 @@ def test_a_scheduler_that_may_die_is_started_again_at_once_or_the_job_fails() ->
 # ---- workers that die while the job goes on
 
 
-def sparing(least: int = 1) -> Run:
-    made = Run(restarts=Restarts(TASKS, frozenset(), 0, min_workers=least))
+def sparing(least: int = 1, restarts: int = 0) -> Run:
+    made = Run(restarts=Restarts(TASKS, frozenset(), restarts, min_workers=least))
     assert made.tick() == []
     return made
 
@@ -561,3 +561,45 @@ def test_one_that_ends_because_the_job_has_failed_is_not_spared() -> None:
     run = sparing()
     run.ending.reported(WORKER_0, failed("start 1 of server 0", "server 0 was killed"))
     assert not [action for action in run.exit(WORKER_0, code=JOB_FAILED_EXIT) if isinstance(action, Lose)]
+
+
+def test_one_that_may_be_started_again_is() -> None:
+    run = sparing(restarts=2)
+    run.now += 60
+    assert run.exit(WORKER_0, signum=9) == [Lose(WORKER_0, "was killed by SIGKILL", 1, False)]
+    assert run.tick() == []
+    run.now += 0.2
+    assert run.tick() == [Restart(WORKER_0, 2, Exit(signum=9), run.now - 0.2)]
+    run.exit(WORKER_1)
+    assert run.ending.phase is Phase.RUNNING, "the newcomer runs"
+    run.exit(WORKER_0)
+    assert run.ending.phase is Phase.LINGER
+    run.exit(SCHEDULER, SERVER)
+    assert run.over_with == 0
+
+
+def test_nobody_is_started_again_once_all_others_have_ended() -> None:
+    run = sparing(restarts=2)
+    run.now += 60
+    run.exit(WORKER_0, signum=9)
+    assert run.exit(WORKER_1) == []
+    run.now += 0.2
+    assert not [action for action in run.tick() if isinstance(action, Restart)]
+    run.exit(SCHEDULER, SERVER)
+    assert run.over_with == 0
+
+
+def test_nor_the_last_one_nor_after_the_last_restart_and_the_user_is_told() -> None:
+    run = sparing(restarts=1)
+    run.now += 60
+    run.exit(WORKER_0, signum=9)
+    run.now += 60
+    run.tick()
+    lose, say = run.exit(WORKER_0, signum=9)
+    assert lose == Lose(WORKER_0, "was killed by SIGKILL", 2, True)
+    assert say == Say("worker 0 was killed by SIGKILL; all 1 restarts are used up (--restarts)")
+    run.exit(WORKER_1)
+    assert run.ending.phase is Phase.LINGER
+    run = sparing(restarts=1)
+    run.exit(WORKER_1)
+    assert run.exit(WORKER_0, signum=9) == [Lose(WORKER_0, "was killed by SIGKILL", 1, True)]

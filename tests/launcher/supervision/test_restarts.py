@@ -151,3 +151,30 @@ def test_the_least_is_that_of_the_job() -> None:
     three = Job(3, 1, ("x",), cluster=Cluster(min_workers=2))
     made = Restarts.of(three, WORKERS)
     assert [made.spares(index) for index in (3, 4)] == [True, False]
+
+
+def test_a_worker_that_is_started_again_is_left_again() -> None:
+    made = Restarts(WORKERS, frozenset(), 3, min_workers=2)
+    assert made.limited
+    for index in range(len(WORKERS)):
+        made.begins(index, 0.0)
+    for now in (60.0, 120.0):
+        assert made.spares(3)
+        assert made.dies(3, KILLED, now) == (now / 60, now + TAKEOVER_S, "")
+        assert not made.too_few(3)
+        made.begins(3, now)
+    assert made.start(3) == 3
+    assert made.spares(4)
+    assert not made.spares(3), "worker 1 is not there yet"
+    assert made.too_few(3) == "; 1 of 3 workers are left, and --min-workers is 2"
+
+
+def test_a_worker_has_no_standby_to_lose_and_servers_count_for_no_worker() -> None:
+    made = Restarts(WORKERS, frozenset({"server"}), 1, min_workers=2)
+    for index in (SERVER, 3):
+        made.begins(index, 0.0)
+    made.dies(SERVER, KILLED, 60.0)
+    made.begins(SERVER, 60.0)
+    assert [made.spares(index) for index in (3, 4)] == [True, False]
+    assert made.dies(3, KILLED, 60.0).text == "all 1 restarts are used up (--restarts)"
+    assert not Restarts(WORKERS, frozenset(), 0, min_workers=2).limited

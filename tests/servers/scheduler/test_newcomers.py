@@ -109,6 +109,17 @@ def test_late_news_of_the_death_is_of_the_process_before() -> None:
     assert job.scheduler.take_news() == ["worker 2 was killed; the job goes on with 2 of 3 workers"]
 
 
+def test_one_that_was_silent_and_has_come_since_is_given_up_no_more() -> None:
+    job = Returning()
+    while not job.scheduler.lost_workers:
+        for each in (*job.workers[:2], *job.servers):
+            job.beat(each)
+        job.tick(LIMIT / 4)
+    assert job.scheduler.given_up == ["start 1 of worker 2"]
+    job.again(2)
+    assert job.scheduler.given_up == []
+
+
 def test_one_that_has_come_counts_among_those_that_are_left() -> None:
     job = Returning(3, least=2)
     job.back(2)
@@ -175,6 +186,7 @@ def test_the_lowest_rank_that_is_in_lets_it_in_and_is_told_again_at_each_heartbe
     assert news_of(told, wire.Entered) == [(member, wire.Entered(asked.seq, [0], [2], [1], [2], [5, 6], [3, 4], "s"))]
     assert news_of(told, wire.Ack) == [(job.workers[1], wire.Ack(job.workers[1].seq))]
     assert {(*roster.lost, *roster.came, *roster.starts) for _, roster in news_of(told, wire.Roster)} == {(0, 2)}
+    assert {whom for whom, _ in news_of(told, wire.Roster)} == {*job.workers, *job.servers}
     assert job.scheduler.lost_workers == set()
     assert notice not in job.beat(job.workers[1])
 
@@ -192,6 +204,8 @@ def test_one_whose_sponsor_dies_has_to_come_anew_for_some_servers_may_know_of_it
     first, _ = job.waits(3)
     told = job.lose(0)
     assert job.scheduler.lost_workers == {0, 3}
+    ((_, said),) = news_of(told, wire.Failure)
+    assert text_of(said, "NodeLost") == "worker 3 was about to be let in by worker 0, which is lost"
     lines = job.scheduler.take_news()
     assert "worker 3 was about to be let in by worker 0, which is lost; the job goes on with 2 of 4 workers" in lines
     assert {tuple(roster.deaths) for _, roster in news_of(told, wire.Roster)} >= {(1, 2)}
@@ -209,7 +223,8 @@ def test_two_whose_sponsor_dies_come_anew_both() -> None:
     job = Returning(4)
     job.waits(2)
     job.waits(3)
-    job.lose(0)
+    told = job.lose(0)
+    assert [roster.came for _, roster in news_of(told, wire.Roster)][-1] == []
     assert job.scheduler.lost_workers == {0, 2, 3}
 
 
@@ -389,6 +404,42 @@ def test_the_declaration_of_one_that_is_let_in_as_the_first_may_wait() -> None:
     told = job.say(w1, admitted(w1, w0))
     ((whom, said),) = news_of(told, wire.Placed)
     assert (whom, said.seq, said.first) == (w0, waits.seq, True)
+
+
+def test_it_declares_anew_what_the_process_before_it_waited_for() -> None:
+    job = Returning(3)
+    w0, w1, w2 = job.workers
+    job.say(w2, w2.declare("a"))
+    w2 = job.back(2)
+    first, last = w1.declare("a"), w2.declare("a")
+    job.say(w1, first)
+    job.say(w2, last)
+    job.say(w0, w0.declare("a"))
+    told = job.say(w0, wire.Ready(w0.me(), 0, ["a"]))
+    assert [(whom, said.seq) for whom, said in told] == [(w0, w0.seq), (w1, first.seq), (w2, last.seq)]
+
+
+def test_nobody_is_let_in_to_a_job_that_all_others_have_left() -> None:
+    job = Returning(2)
+    w0, w1 = job.workers
+    job.say(w0, w0.leave())
+    again = w1.again()
+    job.gone.append(w1)
+    job.workers[1] = again
+    told = job.say(again, again.join())
+    ((_, said),) = news_of(told, wire.Failure)
+    assert text_of(said, "NodeLost") == "the job has ended: all other workers have left"
+    assert news_of(told, wire.Stop)
+
+
+def test_where_all_that_were_in_are_lost_the_job_fails_by_name() -> None:
+    job = Returning(2)
+    job.back(0)
+    job.lose(1)
+    assert job.scheduler.failure == (
+        "worker 1 is lost, and no worker is left that could let those in that were started again"
+    )
+    assert job.scheduler.cause == "start 1 of worker 1"
 
 
 # ---- a successor of the scheduler

@@ -97,6 +97,10 @@ def test_a_sum_of_a_host_stays_though_one_of_its_workers_has_died() -> None:
     rounds.admit(2, 0)
     assert not rounds.expects((2,), 1)
     assert contributed(rounds, 1, 0) == [["0 in 1", "host"]]
+    rounds.contribute((1, 2), 2, "host")
+    rounds.lose([1])
+    rounds.admit(1, 1)
+    assert contributed(rounds, 2, 0) == [["0 in 2", "host"]]
 
 
 def test_one_that_is_lost_again_before_its_first_round_is_waited_for_no_more() -> None:
@@ -316,6 +320,7 @@ def test_the_others_wait_for_it_from_there_on() -> None:
     assert push(desk, 1, w0, w1) == [0, 1]
     assert desk.value(1, 1).tolist() == [-3]
     back.told(lost=1, came=2)
+    assert "let it in" in text_of(desk.reply(back.again, back.again.push({1: floats(1)}, 1)), "UsageError")
     assert push(desk, 2, w0, w1) == [0, 1], "it is there, and not in yet"
     assert push(desk, 3, w0) == []
     assert back.let_in({1: 3}) == {}
@@ -355,9 +360,9 @@ def test_segments_are_apart_where_its_sponsor_has_pushed_them_differently() -> N
     back = Returning(desk)
     back.told(1)
     assert push(desk, 1, w0, w1, ids=(1, 2)) == [0, 1]
-    push(desk, 2, w0, ids=(1,))
     back.told(1, 2)
     back.let_in({1: 2, 2: 1})
+    push(desk, 2, w0, ids=(1,))
     assert push(desk, 2, w1, ids=(1,)) == [0, 1], "not in round 2 of segment 1"
     assert push(desk, 2, w0, w1, ids=(2,)) == []
     assert push(desk, 1, w0, w1, ids=(3,)) == [], "which its sponsor does not know: it is in all rounds"
@@ -420,6 +425,7 @@ def test_one_that_dies_before_it_is_let_in_stays_out_whatever_comes_first(first:
     back.let_in({1: 1}, 2)
     assert push(desk, 3, w0, w1) == [0, 1], "that was for the one before"
     back.let_in({1: 3}, 3)
+    back.let_in({1: 9}, 2)
     assert push(desk, 4, w0, w1) == []
     assert push(desk, 4, third) == [0, 1, 2]
 
@@ -513,6 +519,7 @@ def test_the_lowest_rank_that_is_in_sets_optimizers() -> None:
     assert "differs" in text_of(desk.reply(again, again.set_optimizer(lr=3.0)), "Mismatch"), other
     second = w1.set_optimizer(lr=2.0, version=2)
     desk.ask(w1, admit(w1, 0, {1: 0}))
+    assert "differs" in text_of(desk.reply(again, again.set_optimizer(lr=4.0)), "Mismatch"), "it was decided"
     assert desk.ask(w1, second) == {}, "worker 0 says so first again"
     first = again.set_optimizer(lr=2.0, version=2)
     assert set(desk.ask(again, first)) == {(0, first.seq), (1, second.seq)}
@@ -584,8 +591,8 @@ def test_a_new_standby_knows_who_is_in(when: int) -> None:
         lambda: back.told(1, 2),
         lambda: push(desk, 2, w0, w1),
         lambda: back.let_in({1: 3, 2: 0}),
-        lambda: push(desk, 3, w0, w1),
         lambda: back.told(0, 2),
+        lambda: push(desk, 3, w0, w1),
     ]
     for number, step in enumerate([*steps, lambda: None]):
         if number == when:
@@ -611,6 +618,7 @@ def test_a_new_standby_knows_of_all_that_one_sponsor_has_let_in_to_several_store
             asked = admit(w0, rank, {1: 1}, store=store)
             desk.ask(w0, asked)
             w0.done = asked.seq + 1
+    desk.shard.depart([], {}, {2: 2, 3: 2})
     standby = copied(desk.shard, 4, min_workers=1)
     assert state(standby) == state(desk.shard)
     desk.shard = standby

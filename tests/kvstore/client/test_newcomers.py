@@ -1,0 +1,261 @@
+"""What a worker does that was started again, and what its sponsor does, told by their messages."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from placed import entries_for
+from played_session import SCHEDULER, PlayedSession
+
+from kvstore import wire
+from kvstore.client import newcomers as module
+from kvstore.client.entries import PushClocks
+from kvstore.client.newcomers import Newcomers, Part, newcomers
+from kvstore.client.optimizing import Optimizing
+from kvstore.client.requests import Joining, Requests, WorkerBarriers
+from kvstore.rule import Rule
+from kvstore.spec import Key, Spec
+from kvstore.ticket import WaitLimits
+
+SPECS: dict[Key, Spec] = {"cut": Spec((6,), "float32"), "w": Spec((2,), "float32")}
+
+
+class Thing:
+    def __init__(self, **state: Any) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+class Meetings:
+    """The checkpoints of a worker, as far as newcomers go on with them."""
+
+    def __init__(self) -> None:
+        self.at = (5, 2)
+
+    def following(self) -> tuple[int, int]:
+        return self.at
+
+    def come(self, following: int, number: int) -> None:
+        self.at = following, number
+
+
+class Side:
+    """One worker: its session, one store of two keys, and what it does for newcomers."""
+
+    def __init__(self, newcomer: bool = False, mode: str = "async", entered: wire.Admitted | None = None) -> None:
+        def answer(_: bytes, request: wire.Request) -> wire.Reply:
+            if isinstance(request, wire.Enter) and entered is not None:
+                told = (entered.stores, entered.barriers, entered.joins, entered.counts, entered.ids, entered.clocks)
+                return wire.Entered(request.seq, *told, entered.state)
+            return wire.Ack(request.seq)
+
+        self.session: Any = PlayedSession(answer=answer)
+        self.session.newcomer, self.session.to_admit = newcomer, {}
+        self.made = Newcomers(self.session)
+        self.rule = Rule(mode)
+        self.requests = Requests(self.session, 1, self.rule, WaitLimits(1.0, 1.0))
+        self.entries = entries_for(SPECS, 2, 4)
+        self.clocks = PushClocks()
+        self.clocks.grow(len(self.entries))
+        self.optimizing = Optimizing(self.requests, SimpleNamespace(), "dist_sync")  # type: ignore[arg-type]
+        self.part = Part(
+            self.requests,
+            self.entries,
+            self.clocks,
+            WorkerBarriers(self.requests),
+            Joining(self.requests, self.clocks),
+            self.optimizing,
+            SimpleNamespace(number=0),  # type: ignore[arg-type]
+        )
+        self.pushes: Any = SimpleNamespace(before=[], rule=self.rule)
+        self.meetings: Any = Meetings()
+        self.made.add(self.part, self.meetings, self.pushes)
+        self.session.asked.clear()
+
+    def push(self, *places: int) -> list[tuple[bytes, Any]]:
+        """Return what is said before a push of these keys."""
+        self.session.asked.clear()
+        for hook in self.pushes.before:
+            hook(np.array(places, np.int64))
+        return list(self.session.asked)
+
+    def notice(self, first: int = 0, incarnation: int = 2, store: int = 7) -> wire.Newcomer:
+        said = self.session.to_admit[1] = wire.Newcomer(1, incarnation, store, first)
+        return said
+
+
+def sponsor(**attached: Thing) -> Side:
+    side = Side()
+    side.clocks.pushed[:] = (3, 4)
+    side.part.barriers.pass_to(2)
+    side.part.joining.pass_to(1)
+    side.part.publishing.number = 6
+    for name, thing in attached.items():
+        side.made.attach(name, thing)
+    return side
+
+
+def admitted(side: Side) -> wire.Admitted:
+    side.notice()
+    ((_, said),) = [entry for entry in side.push(0) if isinstance(entry[1], wire.Admitted)]
+    assert isinstance(said, wire.Admitted)
+    return said
+
+
+# ---- the sponsor
+
+
+def test_before_a_push_that_begins_so_it_tells_all_servers_and_then_the_scheduler_how_often_it_has_pushed() -> None:
+    side = sponsor()
+    first = int(side.entries.ids[side.entries.firsts[1]])
+    side.notice(first)
+    assert side.push(0) == side.push() == []
+    *servers, (peer, last) = side.push(1)
+    assert [each for each, _ in servers] == side.session.servers
+    told = {number: clock for _, said in servers for number, clock in zip(said.ids, said.clocks, strict=True)}
+    cut = side.entries.ids[: side.entries.segments].tolist()
+    assert told == {number: 4 if number == first else 3 for number in cut}
+    assert {(said.store, said.rank, said.incarnation) for _, said in servers} == {(7, 1, 2)}
+    assert (peer, last.rank, last.incarnation, last.stores) == (SCHEDULER, 1, 2, [7])
+    assert (last.barriers, last.joins, last.counts, last.ids, last.clocks) == ([2], [1], [2], [0, first], [3, 4])
+    assert side.session.to_admit == {}
+    assert side.push(1) == []
+
+
+def test_a_push_of_any_key_does_for_one_that_names_none_and_another_store_for_nobody() -> None:
+    side = sponsor()
+    side.notice(0, store=8)
+    assert side.push(0) == []
+    side.notice(-1)
+    assert len(side.push(1)) == 3
+
+
+def test_one_that_it_has_let_in_is_not_let_in_again_but_the_next_one_is() -> None:
+    side = sponsor()
+    admitted(side)
+    side.notice()
+    assert side.push(0) == []
+    assert side.session.to_admit == {}, "the scheduler had said it again meanwhile"
+    side.notice(incarnation=3)
+    assert len(side.push(0)) == 3
+
+
+def test_a_notice_that_comes_meanwhile_stays() -> None:
+    side = sponsor()
+    before = side.notice()
+    asked = side.session._reply
+
+    def answer(peer: bytes, request: wire.Request) -> Any:
+        if isinstance(request, wire.Admitted):
+            side.notice(incarnation=3)
+        return asked(peer, request)
+
+    side.session._reply = answer
+    side.push(0)
+    assert side.session.to_admit[1] is not before
+    assert side.session.to_admit[1].incarnation == 3
+
+
+def test_stores_that_are_closed_are_left_out() -> None:
+    side = sponsor()
+    side.made.remove(side.part)
+    side.notice()
+    (last,) = side.push(0)
+    assert last[1].stores == []
+
+
+def test_what_does_not_fit_stays_behind_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    large = torch.zeros(module.MOST_STATE // 4, dtype=torch.float32)
+    for thing, word in ((Thing(w=large), "characters"), (Thing(w=object()), "without what is attached")):
+        caplog.clear()
+        said = admitted(sponsor(thing=thing))
+        assert word in caplog.text
+        newcomer = Side(newcomer=True, entered=said)
+        own = Thing(step=1)
+        newcomer.made.attach("thing", own)
+        newcomer.push(0)
+        assert own.state == {"step": 1}
+        assert newcomer.clocks.pushed.tolist() == [3, 4]
+
+
+# ---- the newcomer
+
+
+def test_before_its_first_push_it_asks_and_goes_on_as_its_sponsor() -> None:
+    state = {"step": 3, "m": torch.ones(2, 2, dtype=torch.bfloat16), "none": torch.empty(0, 3, dtype=torch.int64)}
+    side = Side(newcomer=True, entered=admitted(sponsor(early=Thing(**state), late=Thing(step=9))))
+    early, late = Thing(), Thing()
+    assert not side.made.attach("early", early)
+    side.meetings.at = (0, 0)
+    first = int(side.entries.ids[side.entries.firsts[1]])
+    ((peer, asked),) = side.push(1)
+    assert (peer, asked.store, asked.id) == (SCHEDULER, 7, first)
+    assert not side.session.newcomer
+    assert side.clocks.pushed.tolist() == [3, 4]
+    assert (side.part.barriers.passed, side.part.joining.number, side.part.publishing.number) == (2, 1, 6)
+    assert side.meetings.at == (5, 2)
+    assert early.state["step"] == 3
+    for name in ("m", "none"):
+        assert early.state[name].dtype == state[name].dtype  # type: ignore[attr-defined]
+        assert torch.equal(early.state[name], state[name])  # type: ignore[arg-type]
+    assert side.made.attach("late", late)
+    assert late.state == {"step": 9}
+    assert not side.made.attach("other", Thing())
+    assert side.push(1) == []
+
+
+def test_before_join_it_comes_with_any_push() -> None:
+    side = Side(newcomer=True, entered=admitted(sponsor()))
+    side.made.enter(side.part, -1, None)
+    assert side.session.asked[-1][1].id == -1
+    before = len(side.session.asked)
+    side.made.enter(side.part, -1, None)
+    assert len(side.session.asked) == before
+
+
+def test_a_sum_before_training_is_pushed_without_asking() -> None:
+    side = Side(newcomer=True, mode="sync")
+    side.part = side.part._replace(optimizing=SimpleNamespace(rule=lambda: None))  # type: ignore[arg-type]
+    side.pushes.before.clear()
+    side.made.add(side.part, None, side.pushes)
+    assert side.push(0) == []
+    assert side.session.newcomer
+
+
+def test_clocks_of_keys_and_stores_that_it_makes_later_are_the_sponsors_and_its_own_stay() -> None:
+    side = Side(newcomer=True, entered=admitted(sponsor()))
+    side.push(0)
+    side.clocks.pushed[:] = (9, 0)
+    side.made.take_clocks(side.part)
+    assert side.clocks.pushed.tolist() == [9, 4], "what it has pushed since is more"
+    side.clocks.pushed[:] = 0
+    side.made.add(side.part, None, side.pushes)
+    assert side.clocks.pushed.tolist() == [3, 4]
+    other = side.part._replace(requests=SimpleNamespace(store=8), clocks=PushClocks())  # type: ignore[arg-type]
+    side.made.take_clocks(other)
+    assert other.clocks.pushed.tolist() == [], "which the sponsor does not know"
+
+
+def test_of_several_stores_each_has_its_own_clocks() -> None:
+    said = admitted(sponsor())
+    counts, ids = [2, 2], [0, said.ids[1], *said.ids]
+    both = wire.Admitted(said.sender, 1, 2, [3, 7], [9, 2], [9, 1], counts, ids, [7, 8, 3, 4], said.state)
+    side = Side(newcomer=True, entered=both)
+    side.push(0)
+    assert side.clocks.pushed.tolist() == [3, 4]
+    assert (side.part.barriers.passed, side.part.joining.number) == (2, 1)
+
+
+def test_where_a_job_ends_with_a_worker_nothing_of_this_is_made() -> None:
+    assert newcomers(PlayedSession()) is None  # type: ignore[arg-type]
