@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,8 +58,11 @@ class Side:
             if isinstance(request, wire.Enter) and entered is not None:
                 told = (entered.stores, entered.barriers, entered.joins, entered.counts, entered.ids, entered.clocks)
                 return wire.Entered(request.seq, *told, entered.state)
+            if isinstance(request, wire.Admitted):
+                self.meanwhile()
             return wire.Ack(request.seq)
 
+        self.meanwhile: Callable[[], object] = lambda: None  # happens while the scheduler is told
         self.session: Any = PlayedSession(answer=answer)
         self.session.newcomer, self.session.to_admit = newcomer, {}
         self.made = Newcomers(self.session)
@@ -153,14 +157,7 @@ def test_one_that_it_has_let_in_is_not_let_in_again_but_the_next_one_is() -> Non
 def test_a_notice_that_comes_meanwhile_stays() -> None:
     side = sponsor()
     before = side.notice()
-    asked = side.session._reply
-
-    def answer(peer: bytes, request: wire.Request) -> Any:
-        if isinstance(request, wire.Admitted):
-            side.notice(incarnation=3)
-        return asked(peer, request)
-
-    side.session._reply = answer
+    side.meanwhile = lambda: side.notice(incarnation=3)
     side.push(0)
     assert side.session.to_admit[1] is not before
     assert side.session.to_admit[1].incarnation == 3
