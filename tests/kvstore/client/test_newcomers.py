@@ -136,12 +136,16 @@ def test_before_a_push_that_begins_so_it_tells_all_servers_and_then_the_schedule
     assert side.push(1) == []
 
 
-def test_a_push_of_any_key_does_for_one_that_names_none_and_another_store_for_nobody() -> None:
+def test_one_that_names_no_key_comes_between_two_steps_and_another_store_does_for_nobody() -> None:
     side = sponsor()
     side.notice(0, store=8)
     assert side.push(0) == []
+    side.made.boundary(side.part, side.meetings)
+    assert side.session.asked == []
     side.notice(-1)
-    assert len(side.push(1)) == 3
+    assert side.push(1) == [], "in the middle of a step"
+    side.made.boundary(side.part, side.meetings)
+    assert len(side.session.asked) == 3
 
 
 def test_one_that_it_has_let_in_is_not_let_in_again_but_the_next_one_is() -> None:
