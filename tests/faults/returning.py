@@ -94,6 +94,7 @@ class Returning:
             self._file.write(json.dumps([self._made, began, time.monotonic(), self._look()]) + "\n")
             self._between()
         self._note("over")
+        self.store.join()  # with a quorum they may have made different numbers of rounds
         self.store.barrier()
         if self._rows:
             self.store.row_sparse_pull("w", self._out, row_ids=self._ids)
