@@ -53,8 +53,10 @@ def test_rows_in_a_range_are_those_of_the_whole_array(width: int, count: int, da
     assert torch.equal(total, 3 * expected)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.gpu
 def test_rows_of_an_array_on_a_gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
     window, ids = RowWindow(2, 10, 4), np.array([0, 1, 2], np.int64)
     rows = torch.arange(12.0).view(3, 4)
     on_cpu, on_gpu = torch.zeros(10), torch.zeros(10, device="cuda")
