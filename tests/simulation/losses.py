@@ -13,10 +13,8 @@ from functools import partial
 
 from simulation.job import Outcome
 from simulation.network import Weather
-from simulation.runs import HOSTS, MEMBERS, STANDBYS, Plan, carry_out_in, job_of
+from simulation.runs import HOSTS, MEMBERS, STANDBYS, Plan, carry_out_in, job_of, never_right
 from simulation.survivors import Surviving, SurvivingClocks, SurvivingRows
-
-from kvstore.errors import KVStoreError
 
 SLOW_S = 40.0  # virtual seconds that a run may take: several limits of heartbeats
 BASE = Plan(0, program="survive", rounds=3, workers=3, least=1, reaped=True)
@@ -34,11 +32,8 @@ class Run:
 
     def _judge(self) -> str:
         outcome, plan = self.outcome, self._plan
-        if outcome.hanging:
-            return f"these hang: {outcome.hanging}"
-        wrong = {rank: error for rank, error in outcome.errors.items() if not isinstance(error, KVStoreError)}
-        if wrong:
-            return f"wrong: {wrong}"
+        if bad := never_right(outcome):
+            return bad
         dead = {int(member.split()[1]) for member in self._killed() if member.startswith("worker")}
         living = [rank for rank in range(plan.num_workers) if rank not in dead]
         failed = {rank: error for rank, error in outcome.errors.items() if rank in living}

@@ -19,11 +19,11 @@ import torch
 from simulation.job import Outcome
 from simulation.losses import SLOW_S
 from simulation.network import Weather
-from simulation.runs import HOSTS, MEMBERS, STANDBYS, Plan, carry_out_in, job_of
+from simulation.runs import HOSTS, MEMBERS, STANDBYS, Plan, carry_out_in, job_of, never_right
 
 import kvstore as kv
 from kvstore.client import DistStore
-from kvstore.errors import JOB_FAILED_EXIT, KVStoreError
+from kvstore.errors import JOB_FAILED_EXIT
 
 REST_S = 0.03  # on average, so that a newcomer comes while there is something left to do
 JOINS_S = 20.0  # how long one that comes when the scheduler has ended looks for it
@@ -184,11 +184,8 @@ class Run:
 
     def _judge(self) -> str:
         outcome, plan = self.outcome, self._plan
-        if outcome.hanging:
-            return f"these hang: {outcome.hanging}"
-        wrong = {rank: error for rank, error in outcome.errors.items() if not isinstance(error, KVStoreError)}
-        if wrong:
-            return f"wrong: {wrong}"
+        if bad := never_right(outcome):
+            return bad
         results = {rank: result for rank, result in enumerate(outcome.results) if result is not None}
         failed = {rank: error for rank, error in outcome.errors.items() if not self._came_in_vain(rank)}
         failed |= {rank: error for rank, error in self.program.failed.items() if not self._out_of_reach(rank)}

@@ -217,14 +217,19 @@ def crashes(seed: int, hosts: tuple[tuple[int, ...], ...] = ()) -> Iterator[Plan
                 yield replace(plan, crashes=((member, at),))
 
 
-def verdict(plan: Plan, outcome: Outcome) -> str:
-    """Say how a run has ended: ``exact``, ``loud``, or else what is wrong with it."""
-    dead = {member for member, _ in plan.crashes}
+def never_right(outcome: Outcome) -> str:
+    """Say what is wrong with a run, whatever was done to it; empty if nothing is."""
     if outcome.hanging:
         return f"these hang: {outcome.hanging}"
     wrong = {rank: error for rank, error in outcome.errors.items() if not isinstance(error, KVStoreError)}
-    if wrong:
-        return f"wrong: {wrong}"
+    return f"wrong: {wrong}" if wrong else ""
+
+
+def verdict(plan: Plan, outcome: Outcome) -> str:
+    """Say how a run has ended: ``exact``, ``loud``, or else what is wrong with it."""
+    dead = {member for member, _ in plan.crashes}
+    if bad := never_right(outcome):
+        return bad
     if outcome.refused and not (plan.replicas and (plan.pause or plan.partings)):  # who comes back has been replaced
         return f"{outcome.refused} messages of members were refused"
     unfinished = [  # the job may have failed before a worker was killed that was to be
