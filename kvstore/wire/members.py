@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Annotated, Any
 
@@ -348,6 +348,12 @@ class Roster(Message):
     def __post_init__(self) -> None:
         same_length(self.lost, self.deaths)
         same_length(self.came, self.starts)
+
+    @classmethod
+    def of(cls, epoch: int, departed: Iterable[int], losses: Mapping[int, int], newcomers: Mapping[int, int]) -> Roster:
+        """Return the one that says so; ``losses`` and ``newcomers`` are incarnations, by rank."""
+        lost, came = dict(sorted(losses.items())), dict(sorted(newcomers.items()))
+        return cls(epoch, sorted(departed), list(lost), list(lost.values()), list(came), list(came.values()))
 
     @property
     def told(self) -> tuple[list[int], dict[int, int], dict[int, int]]:

@@ -84,12 +84,8 @@ class Rosters:
         self.over = over
         self.epoch += 1
         self.of_losses = self.of_losses or bool(departures.lost)
-        self._news = wire.Stop() if over else self._roster(departures)
-
-    def _roster(self, departures: Departures) -> wire.Roster:
-        lost, came = sorted(departures.lost.items()), sorted(departures.came.items())
-        columns = ([pair[place] for pair in pairs] for pairs in (lost, came) for place in (0, 1))
-        return wire.Roster(self.epoch, sorted(departures.known), *columns)
+        roster = wire.Roster.of(self.epoch, departures.known, departures.lost, departures.came)
+        self._news = wire.Stop() if over else roster
 
     def inform(self, member: JobMember) -> None:
         """Send a member the latest announcement: once over each link, but ``Stop`` at each heartbeat.

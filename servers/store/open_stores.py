@@ -90,9 +90,7 @@ class ServedStores:
         return answers + self._abandoned()
 
     def _roster(self) -> wire.Roster:
-        losses, came = sorted(self._losses.items()), sorted(self._came.items())
-        columns = ([pair[place] for pair in pairs] for pairs in (losses, came) for place in (0, 1))
-        return wire.Roster(0, sorted(self._departed), *columns)
+        return wire.Roster.of(0, self._departed, self._losses, self._came)
 
     @property
     def _lost(self) -> Collection[int]:
