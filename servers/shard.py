@@ -201,7 +201,8 @@ class Shard:
         elif isinstance(message, wire.Push | wire.PushRows):
             self._apply_push(message)
         elif self.ledger.admit(message) is Verdict.NEW or isinstance(message, wire.Admit):
-            # A capture has what workers were let into by stores, not in the order in which one sponsor has sent it.
+            # A capture lists admissions store by store. The sponsor sent them in another order, so the ledger would
+            # take some of them for stale.
             try:
                 self._note(self._stores.serve(NOWHERE, message))
             except UsageError as exc:

@@ -449,8 +449,8 @@ class ElasticSampler(Sampler[int]):
         before = self._taken
         while True:
             if size is not None and held is not None:
-                # Called for the next batch: the program is done with what it was given. A loader with processes reads
-                # ahead, and calls while it gives a batch, which is not among those that it holds any more.
+                # The loader asks for the next batch, so the program is done with all that it has got. A loader with
+                # processes asks while it hands a batch out: that one is neither held nor done.
                 done = (self._taken - before) // size - len(held) - (held != ())
                 self._used = max(self._used, before + max(0, done) * size)
             start, stop, _ = self._store.take_share(

@@ -167,8 +167,8 @@ class Newcomers:
         """Let a newcomer into the rounds after those that this worker has pushed."""
         rank, incarnation = notice.rank, notice.incarnation
         if self._admitted.get(rank, 0) < incarnation:
-            # What this worker was told itself, of stores and keys that it has not made since, is as it was: no round of
-            # theirs can be over without it.
+            # This worker may have been told of stores and keys that it has not made yet. Their clocks are still right:
+            # none of their rounds is over without this worker.
             places = dict(self._places)
             for store, each in self._parts.items():
                 pushed = each.clocks.pushed[: len(each.entries)]

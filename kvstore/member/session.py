@@ -234,7 +234,7 @@ class Session:
 
     @property
     def gives(self) -> bool:
-        """Whether this worker gives new keys their values without being told to: started again, it may be late."""
+        """Whether this worker gives new keys their first values unasked. One that was started again does not."""
         return self.client.node[1:] == (0, 1)
 
     @property

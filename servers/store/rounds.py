@@ -35,8 +35,8 @@ NOBODY: frozenset[int] = frozenset()  # one for all rounds: each key has some, a
 # for more. It may die when some servers have their part of its push and others do not. Then the push counts only on the
 # servers that have it. To prevent that, each server would have to wait in each round until all servers have everything.
 #
-# A worker that comes while the job runs is in the rounds after a clock that another worker has named: one that had
-# pushed so often everywhere, and waited for all servers to know. So no server had closed a later round.
+# A worker that comes while the job runs begins after a clock that its sponsor names. The sponsor has pushed so often,
+# and pushes no more until all servers know. So no server has closed a later round.
 #
 # The calls, by the process that makes them. A standby that takes over serves from then on.
 #
@@ -82,7 +82,7 @@ class Rounds(Generic[T]):
         self._paused: dict[int, int] = {}  # by rank: the last round it is in
         self._coming: dict[int, int] = {}  # by rank: the last round it is not in
         self._absent = NOBODY  # the workers that are not in the next round, so that ``_enough`` costs no loop
-        self._gone = NOBODY  # those of them that are lost or come later: nobody waits for what their seats contributed
+        self._gone = NOBODY  # those of them that are lost or come later: what they have contributed completes no round
         self._open: dict[int, _OpenRound[T]] = {}
         self._late: list[tuple[int, Sequence[int], T]] = []
         self.contributors: Collection[int] = ()
@@ -321,7 +321,8 @@ class Rounds(Generic[T]):
 
     def _look(self) -> None:
         """Find the workers that are not in the next round: they pause before it, come after it, have left, are lost."""
-        # Kept until the first round that it is in is over: ``partial`` is asked after its last round without it.
+        # An entry stays until the newcomer's first round is over. ``partial`` is asked when a round has been closed,
+        # and must still know then that the newcomer was not in it.
         self._coming = {rank: last for rank, last in self._coming.items() if last >= self.version}
         paused = (rank for rank, last in self._paused.items() if last <= self.version)
         self._gone = self._lost.union(rank for rank, last in self._coming.items() if last > self.version) or NOBODY
