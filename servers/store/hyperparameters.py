@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kvstore import wire
 from kvstore.errors import Mismatch, UsageError
@@ -86,6 +86,36 @@ def agreed_by(items: Sequence[Contributed], keys: Iterable[Key]) -> UpdateHyperp
     if hypers.count(hypers[0]) == len(hypers):
         return hypers[0]  # with its compression, for updates of one wave are made together if they have one
     return agreed({item.who: item.hyper for item in items}, dict.fromkeys(keys))
+
+
+Item = TypeVar("Item", bound=Contributed)
+
+
+def without_strays(items: Sequence[Item], newcomers: Sequence[int], keys: Iterable[Key]) -> dict[int, Mismatch]:
+    """Return the workers that must not count in the round of ``items``, with what they are told.
+
+    They are of ``newcomers``, which were started again, in the order in which they came back, and their
+    hyper-parameters are not those of the workers that have been there for longer: a scheduler that has lost count is
+    theirs alone to mend. Where these disagree with each other, nobody is told here: then the round fails.
+    """
+    hypers = [item.hyper for item in items]
+    if hypers.count(hypers[0]) == len(hypers):
+        return {}
+    came = {rank: place for place, rank in enumerate(newcomers, 1)}
+    named = dict.fromkeys(keys)
+    kept: dict[str, UpdateHyperparameters] = {}
+    strays: dict[int, Mismatch] = {}
+    for item in sorted(items, key=lambda item: max(came.get(rank, 0) for rank in item.ranks)):
+        try:
+            agreed({**kept, item.who: item.hyper}, named)
+        except Mismatch as exc:
+            if not came.keys() >= set(item.ranks):
+                return {}
+            told = f"{exc}. {item.who.capitalize()} was started again, so its push does not count. Attach schedulers"
+            strays |= dict.fromkeys(item.ranks, Mismatch(f"{told}: store.attach(name, scheduler, shared=True)"))
+        else:
+            kept[item.who] = item.hyper
+    return strays
 
 
 def agreed(given: Mapping[str, UpdateHyperparameters], keys: Mapping[Key, None]) -> UpdateHyperparameters:

@@ -285,6 +285,10 @@ class Rounds(Generic[T]):
                 self._counted[rank] = max(clock, self._counted.get(rank, 0))
             self._look()
 
+    def omit(self, ranks: Collection[int]) -> None:
+        """Let the last round be one that these workers, which were started again, were not in."""
+        self._coming.update(dict.fromkeys(ranks, self.version))
+
     def pause(self, rank: int, clock: int) -> None:
         """Take ``rank`` out of the rounds after ``clock``."""
         if rank in self._workers:
@@ -434,6 +438,9 @@ class WorkerClocks(Generic[T]):
             self._clocks.pop(rank, None)
             self._paused.pop(rank, None)
         self._look()
+
+    def omit(self, ranks: Collection[int]) -> None:
+        """Do nothing: here no round is over."""
 
     def pause(self, rank: int, clock: int) -> None:
         """Do not wait for ``rank``, which has pushed ``clock`` times, until ``resume``."""

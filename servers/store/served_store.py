@@ -32,7 +32,7 @@ from servers.store.buckets import Buckets
 from servers.store.capture import Captures
 from servers.store.first_sums import MOST_ROUNDS, FirstSums
 from servers.store.grace import Grace
-from servers.store.hyperparameters import UpdateHyperparameters, compressions
+from servers.store.hyperparameters import UpdateHyperparameters, compressions, without_strays
 from servers.store.lateness import ArrivalTimes
 from servers.store.publishing import Publishing
 from servers.store.recording import Recording
@@ -95,6 +95,7 @@ class ServedStore:
         self._grouping = self.buckets.grouping
         # Where workers may come back: what they repeat of sums from before training.
         self.first_sums: FirstSums | None = None
+        self._newcomers: list[int] = []  # the workers that were started again, in the order in which they came back
         self.admissions: list[wire.Admit] = []  # of workers that may not be in all rounds yet, for a new standby
 
     @property
@@ -332,6 +333,7 @@ class ServedStore:
     def admit(self, message: wire.Admit) -> list[Answer]:
         """Let a worker that was started again into the rounds after those that another worker has pushed."""
         self.waiting.lost -= {message.rank}
+        self._newcomers = [*(rank for rank in self._newcomers if rank != message.rank), message.rank]
         clocks = dict(zip(message.ids, message.clocks, strict=True))
         self.buckets.apart(clocks)
         targets = self.buckets.targets()
@@ -431,6 +433,8 @@ class ServedStore:
             if (self.grace is None or self.grace.over(target, self._times.now))
             and (contributions := target.rounds.complete()) is not None
         ]:
+            if self._newcomers:
+                wave = [(target, self._without_strays(target, contributions)) for target, contributions in wave]
             whole = [(target, contributions) for target, contributions in wave if isinstance(target, Bucket)]
             striped: list[tuple[RowTarget, list[Any]]] = []
             if len(whole) < len(wave):
@@ -462,6 +466,15 @@ class ServedStore:
         if self.buckets.doubts:  # others may have pushed further already
             answers += self._answer(self.waiting.give_up_hopeless())
         return answers
+
+    def _without_strays(self, target: AnyTarget, contributions: Sequence[Any]) -> list[Any]:
+        """Return the contributions that count in a round that is over: those of other workers fail, one by one."""
+        strays = without_strays(contributions, self._newcomers, target.segments.keys)
+        if not strays:
+            return list(contributions)
+        target.rounds.omit(strays)
+        target.fail_pushes(strays)
+        return [each for each in contributions if strays.keys().isdisjoint(each.ranks)]
 
     def tick(self) -> list[Answer]:
         """Close the rounds that have waited for late workers for long enough."""

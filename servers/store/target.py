@@ -6,7 +6,7 @@ A ``Bucket`` (bucket.py) holds arrays that are pushed whole, a ``RowTarget`` (ro
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -109,6 +109,12 @@ class Target(Generic[Item]):
                 ready.append(parked)
         self.parked = waiting
         return ready
+
+    def fail_pushes(self, errors: Mapping[int, Exception]) -> None:
+        """Let the pushes to the round that is just over fail that are of these workers, by rank."""
+        for clock, parked in self.parked:
+            if clock == self.rounds.version and isinstance(parked.request, PushRequest):
+                parked.error = parked.error or errors.get(parked.request.node.rank)
 
     def divide(self, parts: Sequence[Target[Any]], part_of: Callable[[Item, int], Any]) -> None:
         """Give ``parts``, which have this target's segments from now on, its rounds and the requests that wait.

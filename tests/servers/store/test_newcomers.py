@@ -14,6 +14,7 @@ from pairs import Pair, copied, state
 from kvstore import wire
 from kvstore.table import Table
 from servers.shard import Shard
+from servers.store.hyperparameters import Contributed, UpdateHyperparameters, without_strays
 from servers.store.rounds import Rounds, WorkerClocks
 
 # ---- rounds
@@ -311,6 +312,52 @@ def push(desk: Desk, clock: int, *workers: Worker, ids: tuple[int, ...] = (1,), 
         assert all(isinstance(reply, wire.Values) for reply in replies.values()), replies
         answered += [rank for rank, _ in replies]
     return answered
+
+
+def test_its_other_learning_rate_is_its_own_error_and_the_round_is_over_without_it() -> None:
+    desk, w0, w1, _ = desk_of().and_workers()
+    back = Returning(desk)
+    back.told(lost=1)
+    back.told(lost=1, came=2)
+    back.let_in({1: 0})
+    pushes = [(w, w.push({1: floats(1)}, 1, lr=lr, want=True)) for w, lr in ((back.again, 1.0), (w0, 0.5), (w1, 0.5))]
+    replies = [desk.ask(*each) for each in pushes][-1]
+    told = text_of(replies[2, pushes[0][1].seq], "Mismatch")
+    for words in ("learning rate", "0.5 on worker 1, 1 on worker 2", "Worker 2 was started again"):
+        assert words in told
+    assert {type(replies[0, pushes[1][1].seq]), type(replies[1, w1.seq])} == {wire.Values}
+    assert desk.value(1, 1).tolist() == [-0.5 * 3], "scaled as if each of the three had contributed"
+    for worker in (w0, w1, back.again):
+        replies = desk.ask(worker, worker.push({1: floats(1)}, 2, lr=0.5))
+    assert set(map(type, replies.values())) == {wire.Ack}, "and the next one counts again"
+    assert desk.value(1, 2).tolist() == [-0.5 * 6]
+
+
+def test_those_who_were_there_first_still_fail_together() -> None:
+    desk, w0, w1, _ = desk_of().and_workers()
+    back = Returning(desk)
+    back.told(lost=1)
+    back.told(lost=1, came=2)
+    back.let_in({1: 0})
+    for worker, lr in ((back.again, 0.5), (w0, 0.5), (w1, 0.25)):
+        replies = desk.ask(worker, worker.push({1: floats(1)}, 1, lr=lr))
+    assert [text_of(reply, "Mismatch")[:7] for reply in replies.values()] == ["workers"] * 3
+    assert desk.value(1, 1).tolist() == [0]
+
+
+def test_a_newcomer_gives_way_to_one_that_came_before_it() -> None:
+    class Pushed(Contributed):
+        def __init__(self, rank: int, lr: float) -> None:
+            self.ranks, self.clock, self.hyper = (rank,), 1, UpdateHyperparameters(lr)
+
+    items = [Pushed(0, 1.0), Pushed(1, 2.0), Pushed(2, 2.0)]
+    assert without_strays(items, [2, 1, 0], ["w"]).keys() == {0}
+    assert without_strays(items, [1, 0, 2], ["w"]).keys() == {0}
+    assert without_strays(items, [0, 1, 2], ["w"]).keys() == {1, 2}
+    assert without_strays(items, [1, 2], ["w"]).keys() == {1, 2}
+    assert without_strays(items, [0], ["w"]).keys() == {0}
+    assert without_strays(items, [2], ["w"]) == {}, "0 and 1 disagree"
+    assert without_strays(items[1:], [1, 2], ["w"]) == {}
 
 
 def test_the_others_wait_for_it_from_there_on() -> None:
