@@ -458,7 +458,9 @@ def take(store: KVStore, keys: Sequence[Any], weights: Any, *, updates: bool) ->
     ``updates``: it updates them from now on.
     """
     try:
-        store.broadcast(keys, weights, weights)
+        # A store of the user's own may copy into the weights as they are, which autograd refuses otherwise.
+        with torch.no_grad():
+            store.broadcast(keys, weights, weights)
     except AlreadyInitialized as exc:
         raise UsageError(
             f"this store has another model's values: {exc.args[0].partition(';')[0]}; make a second one with "

@@ -18,6 +18,7 @@ from kvstore.client import DistStore
 from kvstore.optim import states_file
 from kvstore.optim.optimizer import describe
 from kvstore.optim.updater import RowHyperparameters
+from kvstore.store import registry
 from workers import Trainer
 from workers.common.tensors import fingerprint
 from workers.trainer.local_updates import LocalRows
@@ -96,6 +97,36 @@ def test_a_store_that_cannot_update_sums(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(store, "is_capable", lambda capability: False)
     trainer = Trainer(on_devices(weights(0.0, 0.0)), "sgd", kvstore=store)
     assert (trainer.store, trainer.update_on_kvstore) == (store, False)
+
+
+def test_a_store_of_ones_own_sums_for_a_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "REGISTERED", {})
+
+    @kv.KVStore.register
+    class Summing(kv.KVStore):
+        def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+            for given, targets in zip(value, out, strict=True):
+                for target in targets:
+                    target.copy_(given[0])
+
+        def pushpull(
+            self, key: Any, value: Any, out: Any = None, priority: int = 0, *, wait: bool = True, copy: bool = True
+        ) -> kv.Ticket:
+            for given, targets in zip(value, out, strict=True):
+                total = torch.stack(given).sum(0)
+                for target in targets:
+                    target.copy_(total)
+            return kv.Ticket("pushpull", key)
+
+    params = weights(0.0, 1.0)
+    trainer = Trainer(on_devices(params), "sgd", {"learning_rate": 1.0}, kvstore="summing")
+    for param, grad in zip(params, (1.0, 2.0), strict=True):
+        param.grad = torch.full_like(param, grad)
+    trainer.step(1)
+    assert not trainer.update_on_kvstore
+    assert all(torch.equal(param, torch.full_like(param, -3.0)) for param in params)
+    with pytest.raises(kv.Unsupported):
+        Trainer(on_devices(weights(0.0)), "sgd", kvstore="summing", update_on_kvstore=True)
 
 
 @pytest.mark.parametrize("store", ["local", "dist_sync"])
