@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils import swap_tensors
 
 from kvstore import UsageError
@@ -46,6 +47,10 @@ def to_tensor(value: Any) -> torch.Tensor:
 
 def require_own_memory(tensors: Mapping[Any, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
+        if is_lazy(tensor):
+            raise UsageError(
+                f"parameter {name!r} has no shape yet, as in nn.LazyLinear: call the model once with a batch before"
+            )
         if other := made_of_others(tensor):
             raise UsageError(f"parameter {name!r} must have memory of its own, and is {other}")
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from kvstore import UsageError
-from workers.common.tensors import has_parts, is_averaged
+from workers.common.tensors import has_parts, is_averaged, require_own_memory
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ def parameters_of(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, tor
     names: dict[torch.Tensor, str] = {}
     for name, tensor in _named(model):
         names.setdefault(tensor, name)
+    require_own_memory({name: tensor for tensor, name in names.items()})
     trained = {tensor for group in optimizer.param_groups for tensor in group["params"]}
     for tensor in trained - names.keys():
         raise UsageError(

@@ -11,6 +11,7 @@ from kvstore import KVStore, Unsupported, UsageError
 from kvstore.codecs import Compressor, decode, parse
 from workers.common.checks import at_least
 from workers.common.pushed import settle
+from workers.common.tensors import require_own_memory
 from workers.common.values import describe
 
 # The sums on the way back are mostly zeros: everything else is sent, exactly.
@@ -103,6 +104,9 @@ class OptimizerGradients:
     def __init__(self, opt: torch.optim.Optimizer) -> None:
         self._opt = opt
         self.params = self._now()
+        require_own_memory(dict(enumerate(self.params)))
+        if isinstance(opt, torch.optim.LBFGS):
+            raise UsageError("DistOpt steps without a closure, which LBFGS needs: use workers.DistributedOptimizer")
         self.trained = _requiring(self.params)
         if not self.trained:
             raise UsageError(

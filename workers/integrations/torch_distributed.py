@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from kvstore import KVStore, Unsupported, UsageError
+from kvstore.dynamo import outside_graphs
 from kvstore.store.maker import UNNAMED
 from kvstore.ticket import Ticket
 from workers import group
@@ -84,6 +85,7 @@ def _make(_store: Any, _rank: int, size: int, _timeout: timedelta) -> StoreGroup
     return StoreGroup(group.new_store("torch.distributed", UNNAMED))
 
 
+@outside_graphs
 class StoreGroup(dist.ProcessGroup):
     """All workers of ``store``, which is synchronous, without optimizer, and for this alone."""
 

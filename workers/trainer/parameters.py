@@ -88,7 +88,6 @@ def collect(params: Any) -> Collected:
     """
     replicas = [_groups(replica) for replica in _replicas(params)]
     first = _listed(replicas[0])
-    require_own_memory({param.key: param.tensors[0] for param in first})
     if not any(param.trains for param in first):
         raise UsageError(
             "no parameters that require a gradient: pass model.named_parameters() of a model that is trained"
@@ -294,6 +293,7 @@ def _named(replica: Iterable[Any] | Mapping[Any, torch.Tensor], first: int) -> N
             raise UsageError(
                 f"a parameter must be a tensor, or a pair of a name and a tensor, not {type(item).__name__}"
             )
+        require_own_memory({key: tensor})
         # The ``weight`` of workers.Embedding, which has nothing to train, takes no number either: states saved
         # when the module had no parameter have the numbers without it.
         if tensor.numel():
