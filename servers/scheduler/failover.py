@@ -8,7 +8,8 @@
         ▼
     (primary, newcomer, not synced) ── the primary says so ──► (primary, standby, synced)
 
-A process that is to retire goes the same ways: a standby at once, a primary as soon as its standby is in step. Each change is a new epoch. A primary that is lost when there is no synced standby ends the job. A standby counts as
+A process that is to retire goes the same ways: a standby at once, a primary as soon as its standby is in step.
+Each change is a new epoch. A primary that is lost when there is no synced standby ends the job. A standby counts as
 lost, too, if its primary says that it does not answer. Nobody but ``Views`` changes a view, and a process that is not
 in the latest one must end.
 
@@ -89,7 +90,7 @@ class Views:
         self._retiring[node.rank] = node
 
     def retires(self, rank: int) -> wire.Node | None:
-        """Return the process of a rank that can go now, as it was to; it is asked for no more. None if there is none."""
+        """Return the process of a rank that was to go, and can now; the next call returns None."""
         node, view = self._retiring.get(rank), self.of(rank)
         if node is None or view is None:
             return None

@@ -78,7 +78,7 @@ def test_a_move_is_made() -> None:
     plan = replace(short(0)[0], moves=(("server 0", 60), ("server 1", 70), ("standby 1", 200)))
     outcome = carry_out(plan)
     assert judge(plan, outcome) == "exact"
-    assert outcome.starts["server 0"] == 2 and outcome.starts["server 1"] == 2
+    assert (outcome.starts["server 0"], outcome.starts["server 1"]) == (2, 2)
     assert outcome.exit_codes["server 0"] == outcome.exit_codes["server 1"] == 0
 
 

@@ -286,7 +286,7 @@ def test_a_process_that_dies_before_it_could_retire_is_lost_as_ever():
     job = ReplicatedJob()
     s1, b1 = job.servers[1], job.standbys[1]
     job.lose(b1)
-    again, _ = job.restart(b1)
+    job.restart(b1)
     assert retire(job, s1) == []
     job.lose(s1)
     assert job.scheduler.failure == "server 1 was killed by SIGKILL before its new standby was in step"
