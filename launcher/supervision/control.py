@@ -22,10 +22,10 @@ MOST_CALLERS = 8
 DONE, REFUSED, USAGE, FAILED = 0, 1, 2, 4  # how an order ends
 
 
-class Caller:
+class Orderer:
     """Somebody who has connected to give one order."""
 
-    def __init__(self, link: socket.socket, ends: Callable[[Caller], None]) -> None:
+    def __init__(self, link: socket.socket, ends: Callable[[Orderer], None]) -> None:
         self.link = link
         self.read = b""
         self._ends = ends
@@ -46,10 +46,10 @@ class Control:
     """Listens in `directory`, and calls `take` with each order and its caller."""
 
     def __init__(
-        self, directory: Path, selector: selectors.BaseSelector, take: Callable[[dict[str, str], Caller], None]
+        self, directory: Path, selector: selectors.BaseSelector, take: Callable[[dict[str, str], Orderer], None]
     ) -> None:
         self._selector, self._take = selector, take
-        self._callers: list[Caller] = []
+        self._callers: list[Orderer] = []
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
         self._listener.bind(os.fspath(directory / SOCKET))
@@ -66,13 +66,13 @@ class Control:
         with suppress(OSError):
             link, _ = self._listener.accept()
             link.setblocking(False)
-            caller = Caller(link, self._close)
+            caller = Orderer(link, self._close)
             self._callers.append(caller)
             self._selector.register(link, selectors.EVENT_READ, lambda: self._read(caller))
             if len(self._callers) > MOST_CALLERS:
                 caller.end(REFUSED, f"{MOST_CALLERS} orders wait already")
 
-    def _read(self, caller: Caller) -> None:
+    def _read(self, caller: Orderer) -> None:
         try:
             data = caller.link.recv(LONGEST)
         except OSError:
@@ -90,7 +90,7 @@ class Control:
             else:
                 self._take(order, caller)
 
-    def _close(self, caller: Caller) -> None:
+    def _close(self, caller: Orderer) -> None:
         if caller in self._callers:
             self._callers.remove(caller)
             self._selector.unregister(caller.link)

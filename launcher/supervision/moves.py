@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from launcher.job.tasks import Task
-from launcher.supervision.control import DONE, FAILED, REFUSED, USAGE, Caller
+from launcher.supervision.control import DONE, FAILED, REFUSED, USAGE, Orderer
 
 PAIRED = ("server", "standby")
 
@@ -21,12 +21,12 @@ PAIRED = ("server", "standby")
 class Order:
     """What somebody has asked for: moves, each of a task to a host (empty: where it is). They are made in order."""
 
-    caller: Caller
+    caller: Orderer
     left: deque[tuple[int, str]]
     done: list[str] = field(default_factory=list)
 
 
-class Refused(Exception):
+class OrderRefused(Exception):
     """An order that cannot be carried out, and how its command ends."""
 
     def __init__(self, code: int, text: str) -> None:
@@ -56,19 +56,21 @@ class Moves:
         self._orders: deque[Order] = deque()
         self.current: tuple[int, str] | None = None  # the task that is being moved, and to which host
 
-    def take(self, words: Mapping[str, str], caller: Caller) -> None:
+    def take(self, words: Mapping[str, str], caller: Orderer) -> None:
         """Take an order: `{"move": "server:1", "to": "node3"}`, without `to` for its host; `{"drain": "node2"}`."""
         try:
             why_not = self._why_not()
             if why_not:
-                raise Refused(REFUSED, why_not)
+                raise OrderRefused(REFUSED, why_not)
             if set(words) in ({"move"}, {"move", "to"}):
                 moves = [(self._named(words["move"]), self._known(words.get("to", "")))]
             elif set(words) == {"drain"}:
                 moves = self._drained(self._known(words["drain"]))
             else:
-                raise Refused(USAGE, f"expected move and to, or drain, got {', '.join(sorted(words)) or 'nothing'}")
-        except Refused as refused:
+                raise OrderRefused(
+                    USAGE, f"expected move and to, or drain, got {', '.join(sorted(words)) or 'nothing'}"
+                )
+        except OrderRefused as refused:
             caller.end(refused.code, str(refused))
             return
         self._orders.append(Order(caller, deque(moves)))
@@ -114,23 +116,25 @@ class Moves:
         for index, task in enumerate(self._tasks):
             if role in PAIRED and task.role == role and str(task.rank) == rank:
                 if not self._runs(index):
-                    raise Refused(REFUSED, f"{task.title} does not run at this moment; try again when it does")
+                    raise OrderRefused(REFUSED, f"{task.title} does not run at this moment; try again when it does")
                 return index
         last = max(task.rank for task in self._tasks if task.role == "server")
-        raise Refused(USAGE, f"there is no {name!r}; valid: server:0 to server:{last}, standby:0 to standby:{last}")
+        raise OrderRefused(
+            USAGE, f"there is no {name!r}; valid: server:0 to server:{last}, standby:0 to standby:{last}"
+        )
 
     def _known(self, host: str) -> str:
         hosts = self._hosts()
         if host and host not in hosts:
             valid = f"valid: {', '.join(hosts)}" if hosts else "all of its processes run on one machine"
-            raise Refused(USAGE, f"the job has no host {host!r} to start processes on; {valid}")
+            raise OrderRefused(USAGE, f"the job has no host {host!r} to start processes on; {valid}")
         return host
 
     def _drained(self, host: str) -> list[tuple[int, str]]:
         """Return the moves that leave no server or standby on `host`: to where the fewest are, and no partner is."""
         others = [other for other in self._hosts() if other != host]
         if not others:
-            raise Refused(REFUSED, f"there is no host but {host} to move its servers to")
+            raise OrderRefused(REFUSED, f"there is no host but {host} to move its servers to")
         load = Counter(task.host for task in self._tasks if task.role in PAIRED)
         where: dict[tuple[str, int], str] = {
             (task.role, task.rank): task.host for task in self._tasks if task.role in PAIRED
