@@ -124,7 +124,14 @@ def carry_out(mode: str, moves: int, rounds: int = 0, seed: int = 0) -> Run:
                     for number in range(moves):
                         began = time.monotonic()
                         process = f"{dice.choice(('server', 'standby'))}:{dice.randrange(2)}"
-                        command = [sys.executable, "-m", "launcher.job_command", "move-server", process]
+                        command = [
+                            sys.executable,
+                            "-m",
+                            "launcher.job_command",
+                            "move-server",
+                            process,
+                            f"--job={job.pid}",
+                        ]
                         told = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S)
                         if told.returncode:
                             said = (directory / "err").read_text()
