@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvstore import wire
 
 WAIT_S = 0.3  # how long the scheduler may take to confirm that it has heard
 
@@ -16,14 +20,25 @@ def tell(env: Mapping[str, str], role: str, rank: int, how: str, start: int = 0,
     """
     if role == "scheduler":
         return False  # nobody is left to tell; the others hear its silence
+    from kvstore import wire  # only now: launch.py starts without it
+
+    return say(env, wire.Lost(role, rank, how[: wire.MAX_REASON], start, final))
+
+
+def say(env: Mapping[str, str], news: wire.Message) -> bool:
+    """Tell the scheduler of a job something, with the keys in the environment of one of its members.
+
+    Returns:
+        Whether the scheduler has heard it; see ``tell``.
+    """
     from kvstore import wire
     from kvstore.job.config import Config
-    from kvstore.transport.choose import links  # only now: launch.py starts without it
+    from kvstore.transport.choose import links
 
     config = Config.from_env(env)
     # Any question, which is answered once what was said before has been heard.
     question = wire.Explain(wire.Sender(wire.Node("launcher", -1, 0), 1, 1), about=0)
-    said = [wire.encode(wire.Lost(role, rank, how[: wire.MAX_REASON], start, final)), wire.encode(question)]
+    said = [wire.encode(news), wire.encode(question)]
     transport = links(config)()
     try:
         scheduler = transport.connect(config.root)

@@ -93,6 +93,7 @@ from kvstore.wire.members import (
     Placed,
     ProcessAlive,
     Ready,
+    Retire,
     Roster,
     ShareTaken,
     Standing,

@@ -105,6 +105,15 @@ class Lost(Message):
     final: Annotated[bool, f.flag] = False  # whether it is not started again
 
 
+@message(5)
+class Retire(Message):
+    """From the launcher: end this process of a server's rank, in order, as soon as the other one can serve alone."""
+
+    role: f.Role
+    rank: f.Rank
+    start: f.Seq  # which of that member's processes, see ``Join``
+
+
 @message(15)
 class Declare(Request):
     """From rank 0: place these keys. From other workers: answer when their values are on the servers."""

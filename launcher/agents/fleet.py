@@ -226,10 +226,18 @@ class Fleet(Crew):
         remotes: agents that have said hello, each with the indices of its tasks.
         starts: the tasks to start, for each agent.
         limit_s: how long an agent may be silent before it is lost, in seconds.
+        move: gives a task from one agent to another, with variables beside what it had; returns what to tell the other.
     """
 
-    def __init__(self, remotes: Sequence[RemoteAgent], starts: dict[RemoteAgent, p.StartTasks], limit_s: float) -> None:
+    def __init__(
+        self,
+        remotes: Sequence[RemoteAgent],
+        starts: dict[RemoteAgent, p.StartTasks],
+        limit_s: float,
+        move: Callable[[int, RemoteAgent, RemoteAgent, Mapping[str, str]], p.StartTasks] | None = None,
+    ) -> None:
         self._remotes = remotes
+        self._move = move
         self._starts = starts
         self._limit_s = max(_SHORTEST_S, limit_s)
         self._running = {index for remote in remotes for index in remote.indices}
@@ -254,16 +262,26 @@ class Fleet(Crew):
     def can_restart(self, index: int) -> bool:
         return self._able(index) is not None
 
-    def restart(self, index: int, variables: Mapping[str, str]) -> None:
+    def hosts(self) -> list[str]:
+        return list(dict.fromkeys(remote.host for remote in self._remotes if self._is_able(remote)))
+
+    def restart(self, index: int, variables: Mapping[str, str], host: str = "") -> None:
         remote = self._able(index)
-        if remote is not None:
+        other = next((other for other in self._remotes if other.host == host and self._is_able(other)), None)
+        if remote is not None and other is not None and other.host != remote.host and self._move is not None:
+            other.empty = False
+            self._running.add(index)
+            other.send(self._move(index, remote, other, variables))
+        elif remote is not None:
             remote.empty = False
             self._running.add(index)
             remote.send(p.StartAgain(index, p.pack(variables)))
 
     def _able(self, index: int) -> RemoteAgent | None:
-        able = (remote for remote in self._remotes if remote.lost is None and remote not in self._leaving)
-        return next((remote for remote in able if index in remote.indices), None)
+        return next((remote for remote in self._remotes if self._is_able(remote) and index in remote.indices), None)
+
+    def _is_able(self, remote: RemoteAgent) -> bool:
+        return remote.lost is None and remote not in self._leaving
 
     def collect(self) -> None:
         now = time.monotonic()

@@ -149,8 +149,11 @@ class Agent:
             targets = [(str(name), str(address), int(port)) for name, address, port in message.targets]
             failures = reach.unreachable(targets, _PROBE_S)
             self._link.send(p.Probed([list(failure) for failure in failures]))
-        elif isinstance(message, p.StartTasks) and self._crew is None:
-            self._start(message)
+        elif isinstance(message, p.StartTasks):
+            if self._crew is None:
+                self._start(message)
+            else:
+                self._start_more(self._crew, message)
         elif isinstance(message, p.StartAgain):
             if self._crew is not None and self._crew.can_restart(message.index) and message.index not in self._running:
                 self._running.add(message.index)
@@ -207,6 +210,21 @@ class Agent:
             self._refuse(f"cannot start here: {error}", 1)
         else:
             self._link.send(p.Started())
+
+    def _start_more(self, crew: Children, start: p.StartTasks) -> None:
+        """Start tasks that have run on other hosts until now."""
+        try:
+            tasks = self._tasks(start)
+        except (LaunchError, OSError, WireError) as error:  # what runs here goes on
+            self.say(f"cannot start more here: {error}")
+            for index, *_ in start.tasks:
+                self.exited(index, Exit(1))
+            return
+        for index, task in tasks.items():
+            if index not in self._running:
+                self._running.add(index)
+                self._told_empty = False
+                crew.take(index, task)
 
     def _refuse(self, text: str, code: int) -> None:
         """End what has started, and report that no task runs."""

@@ -113,6 +113,19 @@ class HostTasks:
             [self._told(index) for index in remote.indices],
         )
 
+    def move(
+        self, index: int, before: RemoteAgent, remote: RemoteAgent, variables: Mapping[str, str], start: p.StartTasks
+    ) -> p.StartTasks:
+        """Give a task to another agent; return what to tell that one, which has been told `start`."""
+        member = self.tasks[index].role, self.tasks[index].rank
+        before.members.remove(member)
+        before.indices.remove(index)
+        remote.members.append(member)
+        remote.indices.append(index)
+        task = self._there(remote, *member)
+        self.tasks[index] = replace(task, env={**task.env, **variables})
+        return replace(start, tasks=[self._told(index)])
+
     def _told(self, index: int) -> list[object]:
         task = self.tasks[index]
         return [index, task.role, task.rank, int(task.env[LOCAL_SIZE]), p.pack(task.env)]
@@ -279,7 +292,10 @@ class _AgentJob:
             with as_launch_error():
                 limit_s = _SILENCE * Config.from_env(environ).heartbeat_timeout_s
             starts = {remote: placed.start(remote, self._directory, limit_s) for remote in self._remotes}
-            fleet = Fleet(self._remotes, starts, limit_s)
+            fleet = Fleet(
+                *(self._remotes, starts, limit_s),
+                lambda index, before, remote, more: placed.move(index, before, remote, more, starts[remote]),
+            )
             return running.start(placed.tasks, [scheduler, fleet], placed.where).run()
 
     def _address(self, toward: str) -> Address:

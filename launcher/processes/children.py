@@ -156,7 +156,20 @@ class Children(Crew):
     def can_restart(self, index: int) -> bool:
         return index in self._tasks
 
-    def restart(self, index: int, variables: Mapping[str, str]) -> None:
+    def take(self, index: int, task: Task) -> None:
+        """Start a task that has run elsewhere until now."""
+        self._tasks[index] = task
+        if index in self._children:  # it has run here before that
+            self.restart(index, {})
+            return
+        try:
+            self._make(index, forked=False).execute()
+        except LaunchError as error:
+            self._sink.say(str(error))
+            if index not in self._children:
+                self._sink.exited(index, Exit(1, text="could not be started"))
+
+    def restart(self, index: int, variables: Mapping[str, str], host: str = "") -> None:
         for pipe in self._pipes[index]:
             pipe.finish()
         with suppress(OSError):  # or why it has ended would pass for why the next one ends

@@ -185,6 +185,7 @@ class JobRun:
             restarts=restarts,
             drill=Drill(tasks, self.job.injections),
             attached=attached,
+            directory=self.directory.path,
         )
         self.stack.callback(supervisor.close)
         supervisor.start()

@@ -35,9 +35,12 @@ class JobDir:
         return str(self.path / "scheduler.log")
 
     def shims(self, python: str) -> Path:
-        """Make a directory for PATH, in which `python` and `python3` are an interpreter, and return it."""
+        """Make a directory for PATH, in which `python` and `python3` are an interpreter, and return it.
+
+        May be called again, with the same `python`.
+        """
         directory = self.path / "bin"
-        directory.mkdir(mode=0o700)
+        directory.mkdir(mode=0o700, exist_ok=True)
         for name in PYTHONS:
             file = directory / name
             file.write_text(shim(python), encoding="utf-8", errors="surrogateescape")

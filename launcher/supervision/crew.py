@@ -59,11 +59,16 @@ class Crew:
         """Whether this crew can start this task again, once it has exited."""
         return False
 
-    def restart(self, index: int, variables: Mapping[str, str]) -> None:
+    def restart(self, index: int, variables: Mapping[str, str], host: str = "") -> None:
         """Start a task that has exited again, if `can_restart`. If that fails, it has exited again.
 
-        `variables`: what its environment has beside, or instead of, what it had.
+        `variables`: what its environment has beside, or instead of, what it had. `host`: one of `hosts` where it is to
+        run from now on; empty for where it ran.
         """
+
+    def hosts(self) -> list[str]:
+        """The hosts on which this crew can start tasks; none if it starts them where it is."""
+        return []
 
     def collect(self) -> None:
         """Check on the tasks. Called when a child may have exited, and regularly."""

@@ -24,6 +24,7 @@ With --min-workers, a worker that dies has not failed as long as so many are lef
 In a job with standbys, a server that dies has not failed. It is reported to the scheduler, and started again as
 `Restarts` says. If the job fails because of it, the reports of the processes that end name it, and it gets the blame.
 They name the process, which is one start of a member: an earlier start of the same server may have died without harm.
+A server that is moved exits with 0, and is started again at once.
 A server that exits with REPLACED_EXIT was given up and has come back. The job goes on without it, so its end is never
 the job's. Once no worker needs servers any more, one that dies is nothing.
 """
@@ -174,6 +175,7 @@ class Ending:
         self._consequences: dict[int, ExitReport] = {}  # of processes that end because of another
         # Processes that nobody waits for, nor for those after them, as the scheduler has said at its end.
         self._given_up: frozenset[str] = frozenset()
+        self.moving: int | None = None  # the task whose process is to end in order, and to be started again
 
     @property
     def over(self) -> bool:
@@ -229,6 +231,11 @@ class Ending:
         if not any(self._tasks[other].role == "worker" for other in self._running):
             # A worker that comes back finds nobody who could let it in.
             self._waiting = {other: at for other, at in self._waiting.items() if self._tasks[other].role != "worker"}
+        if index == self.moving and self._told is None and not self.finished and self._left("worker"):
+            self.moving = None
+            if not how.signum and how.code in (0, REPLACED_EXIT):  # the latter if it had no time to leave
+                self._running.add(index)
+                return [Restart(index, self._restarts.begins(index, now), how, now)]
         replaced = how.code == REPLACED_EXIT and self._restarts.survivable(index)
         # Before all else: the exit that comes first is seldom the cause. A report names a process that was lost before.
         if how.status and not replaced and (death := self._culprit(index)) is not None:
@@ -265,6 +272,13 @@ class Ending:
             self._early = index
             self.deadline = now + self._limits.patience
         return []
+
+    def runs(self, index: int) -> bool:
+        return index in self._running
+
+    def start(self, index: int) -> int:
+        """Which start of a task its process is."""
+        return self._restarts.start(index)
 
     def signalled(self, signum: int, now: float) -> list[Action]:
         """launch.py has received a signal that asks it to exit."""

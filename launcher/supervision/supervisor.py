@@ -12,8 +12,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
-from kvstore.bootstrap.report import tell
+from kvstore.bootstrap.report import say, tell
 from kvstore.errors import ConfigError
 from kvstore.job.exit_report import ExitReport
 from kvstore.job.processes import Exit
@@ -21,8 +22,10 @@ from launcher.job.description import Injection, OutputOptions
 from launcher.job.tasks import Task, again
 from launcher.output.display import Display
 from launcher.output.outlet import Outlet
+from launcher.supervision.control import Control
 from launcher.supervision.crew import CHILD, ENDING, Crew, SignalQueue, called, turn
 from launcher.supervision.ending import Action, Ending, EndingLimits, Kill, Lose, Phase, Restart, Say, Tell
+from launcher.supervision.moves import Moves
 from launcher.supervision.postmortem import Line, Postmortem
 from launcher.supervision.restarts import Restarts
 
@@ -35,6 +38,7 @@ _HIGH_WATER = 4 << 20
 _POLL_S = 0.02
 _CHECK_S = 0.25
 _FLUSH_S = 1.0
+_RETIRE_S = 2.0  # between two orders to the scheduler, which may not have heard the first
 _TWICE_S = 2.0  # between two Ctrl-C that are one wish
 
 
@@ -81,6 +85,13 @@ def report_loss(task: Task, loss: Lose) -> bool:
     return task.role == "scheduler" or tell(task.env, task.role, task.rank, loss.how, loss.start, loss.final)
 
 
+def retire(task: Task, start: int) -> bool:
+    """Tell the scheduler that a process of a server is to end as soon as the other one of its rank can serve alone."""
+    from kvstore import wire
+
+    return say(task.env, wire.Retire(task.role, task.rank, start))
+
+
 def prepare(task: Task) -> None:
     """Import what `report` and `report_loss` need. Imports take longer than all else that is done after a death.
 
@@ -104,6 +115,8 @@ class Supervisor:
         where: where the tasks run, for the line that says what starts; None for no such line.
         on_loss: called in the loop with each task that `restarts` lets die, again and again until it returns True.
         attached: the task that has this process's terminal; None for none.
+        directory: where orders to the job come in; None takes none. See `Control`.
+        on_retire: called in the loop with a task that is to be moved and the start of its process.
     """
 
     def __init__(
@@ -124,6 +137,8 @@ class Supervisor:
         on_loss: OnLoss = report_loss,
         drill: Drill | None = None,
         attached: int | None = None,
+        directory: Path | None = None,
+        on_retire: Callable[[Task, int], bool] = retire,
     ) -> None:
         self._tasks = tasks
         self._crews = crews
@@ -148,6 +163,11 @@ class Supervisor:
         self._interrupted = -math.inf  # when the attached task was
         self._where = where
         self._postmortem = Postmortem(tasks)
+        self._on_retire = on_retire
+        self._moves = Moves(tasks, self._hosts, self._why_not_moved, self._ending.runs, self._retire)
+        self._retire_again_at = 0.0
+        self._directory = directory
+        self._control: Control | None = None
         self._own_selector = selector is None
         self._selector = selectors.DefaultSelector() if selector is None else selector
         self._selector.register(signals, selectors.EVENT_READ)
@@ -167,6 +187,8 @@ class Supervisor:
             self._display.begins(index)
         for crew in self._crews:
             crew.start(self._selector, self)
+        if self._directory is not None:
+            self._control = Control(self._directory, self._selector, self._moves.take)
         prepare(self._tasks[0])
 
     def run(self) -> int:
@@ -177,6 +199,8 @@ class Supervisor:
                 self._inject()
                 self._print(self._postmortem.overdue(time.monotonic()))
             self._say_again()
+            if self._moves.current is not None and time.monotonic() >= self._retire_again_at:
+                self._moves.go_on()
             self._display.tick()
             self._outlet.pump()  # after all that may say something: the last turn has no next one to write it in
             if self._ending.over:
@@ -185,6 +209,9 @@ class Supervisor:
             self._wait()
 
     def close(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
         for crew in self._crews:
             crew.close()  # before the conclusion: it reports the last output, which belongs above
         if not self._closed:
@@ -207,7 +234,9 @@ class Supervisor:
         self._display.exited(index, how)
         self._postmortem.exited(index, how)
         possible = self._crew_of(index) is not None
-        self._perform(self._ending.exited(index, how, time.monotonic(), possible))
+        actions = self._ending.exited(index, how, time.monotonic(), possible)
+        self._perform(actions)
+        self._moves.ended(index, str(how), any(isinstance(action, Restart) for action in actions))
 
     def say(self, text: str, *, secret: bool = False) -> None:
         self._display.say(text, secret=secret)
@@ -321,9 +350,31 @@ class Supervisor:
         crew = self._crew_of(action.index)
         if crew is not None:
             self._display.begins(action.index, action.start, str(action.before))
-            crew.restart(action.index, again(action.start, action.before, action.since))
+            crew.restart(
+                *(action.index, again(action.start, action.before, action.since), self._moves.host_of(action.index))
+            )
         else:
             self.exited(action.index, Exit(1, text="could not be started again"))
+
+    def _hosts(self) -> list[str]:
+        return [host for crew in self._crews for host in crew.hosts()]
+
+    def _why_not_moved(self) -> str:
+        if self._ending.phase is not Phase.RUNNING or self._ending.finished:
+            return "the job is ending"
+        standby = next((index for index, task in enumerate(self._tasks) if task.role == "standby"), None)
+        if standby is not None and self._crew_of(standby) is None:
+            return "its launcher cannot start processes anew"
+        if standby is None:
+            return "servers of this job have no standbys to take over from them: start it with --replicas 1"
+        return ""
+
+    def _retire(self, index: int) -> None:
+        """Have a process retire. The order is given until it has ended: the scheduler may be about to be restarted."""
+        self._ending.moving = index
+        self._retire_again_at = time.monotonic() + _RETIRE_S
+        if self._ending.phase is Phase.RUNNING and self._ending.runs(index):
+            self._on_retire(self._tasks[index], self._ending.start(index))
 
     def _inject(self) -> None:
         for index, fault in self._drill.due(time.monotonic()):

@@ -222,6 +222,9 @@ class Scheduler:
         if isinstance(message, wire.Lost):
             self._losses.report(peer, message, now)
             return self._flush([])
+        if isinstance(message, wire.Retire):
+            self._losses.retire(peer, message, now)
+            return self._flush([])
         if not isinstance(message, wire.Request) and not isinstance(message, wire.Here):
             log.debug("dropped a %s, which the scheduler does not handle", type(message).__name__)
             return []

@@ -8,6 +8,7 @@
         ▼
     (primary, newcomer, not synced) ── the primary says so ──► (primary, standby, synced)
 
+A process that is to retire goes the same ways: a standby at once, a primary as soon as its standby is in step.
 Each change is a new epoch. A primary that is lost when there is no synced standby ends the job. A standby counts as
 lost, too, if its primary says that it does not answer. Nobody but ``Views`` changes a view, and a process that is not
 in the latest one must end.
@@ -22,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kvstore import wire
-from servers.scheduler.members import SEATS, JobMember, Members, MemberState, Welcomes
+from servers.scheduler.members import SEATS, JobMember, MemberEvent, Members, MemberState, Welcomes
 
 
 class ServerView(NamedTuple):
@@ -53,6 +54,7 @@ class Views:
         self._given_up: set[tuple[str, int]] = set()  # seats whose processes are not started again
         self._unsaid: dict[int, _Takeover] = {}
         self._joined: dict[int, float] = {}  # by rank: when the standby that is not synced has joined
+        self._retiring: dict[int, wire.Node] = {}  # by rank: the process that is to end as soon as it can
 
     def begin(self, servers: Sequence[wire.Node], standbys: Sequence[wire.Node]) -> None:
         """All have joined, and nobody has any state: each server has its standby, in step."""
@@ -82,6 +84,20 @@ class Views:
             self.takeovers += 1
             self._unsaid[node.rank] = _Takeover(node, how, now)
         return ""
+
+    def retire(self, node: wire.Node) -> None:
+        """Let ``node`` go as soon as the other process of its rank can serve alone; see ``retires``."""
+        self._retiring[node.rank] = node
+
+    def retires(self, rank: int) -> wire.Node | None:
+        """Return the process of a rank that was to go, and can now; the next call returns None."""
+        node, view = self._retiring.get(rank), self.of(rank)
+        if node is None or view is None:
+            return None
+        if node == view.primary and not view.synced:
+            return None
+        del self._retiring[rank]
+        return node if node in (view.primary, view.standby) else None  # it may have been lost meanwhile
 
     def give_up(self, node: wire.Node, how: str) -> None:
         """The process of ``node`` will not be started again when it is lost, or has been lost and was not."""
@@ -158,6 +174,11 @@ class Failover:
         news, self.views.news = self.views.news, []
         return news
 
+    def retire(self, member: JobMember, now: float) -> None:
+        """Let a process of a rank end in order, as soon as the other one can serve alone."""
+        self.views.retire(member.node)
+        self._relieve(member.rank, now)
+
     def lose(self, member: JobMember, how: str, now: float) -> str:
         """Go on without ``member``, which ``how`` ("was killed by SIGKILL"). Return why that is impossible, or ""."""
         takeovers = self.views.takeovers
@@ -181,9 +202,13 @@ class Failover:
     def stand(self, standing: wire.Standing, now: float) -> None:
         self.views.stand(standing, now)
         self._show_rank(standing.node.rank)
+        self._relieve(standing.node.rank, now)
 
     def show(self, member: JobMember) -> None:
         """Announce to a member which processes serve, unless that went over its link: its own rank, or all ranks."""
+        if member.peer is not None and member.retired and not member.viewed:
+            member.viewed = 1
+            self._tell(member.peer, wire.Stop())
         if member.peer is None or member.state is not MemberState.READY:
             return
         if member.role not in SEATS:
@@ -214,6 +239,18 @@ class Failover:
             standby_key="" if standby is None else standby.key,
             synced=view.synced,
         )
+
+    def _relieve(self, rank: int, now: float) -> None:
+        """Let the process of a rank go that was to, if it can.
+
+        The view changes first: that process may be stopped, and nobody has to wait for it. Whatever it still answers
+        had to be stored by the other one before that took over.
+        """
+        node = self.views.retires(rank)
+        member = None if node is None else self._members.identify(node)
+        if member is not None and self._members.happens(member, MemberEvent.LEAVES):
+            member.retired, member.viewed = True, 0
+            self.lose(member, "is moved", now)
 
     def _show_rank(self, rank: int) -> None:
         for role in SEATS:

@@ -317,7 +317,7 @@ class LoggedScheduler:
             before = self._synced.get(seat)
             self._synced[seat] = state
             return before != state
-        return isinstance(message, wire.Lost)
+        return isinstance(message, wire.Lost | wire.Retire)
 
     def _joined(self, message: wire.Join | wire.Leave) -> bool:
         return self._scheduler.members.by_nonce(message.node.incarnation) is not None

@@ -124,6 +124,18 @@ class Losses:
         cause = process_name(lost.role, lost.rank, start) if self._least and lost.role == "worker" else ""
         self._failure.happen(f"{who} {lost.how}{self._too_few(lost.role)}", now, cause)
 
+    def retire(self, peer: bytes, message: wire.Retire, now: float) -> None:
+        """Let a process of a rank with a standby end in order when it can, because the launcher moves it."""
+        member = self._members.find(message.role, message.rank)
+        if not self._may_report(self._reply_links.key(peer), member):
+            who = f"start {message.start} of {message.role} {message.rank}"
+            self._drops.note(f"an order to retire {who}", "it came over a link with another member's key")
+            return
+        if member is None or member.state is not MemberState.READY or member.start != message.start:
+            return  # it has ended: the launcher starts the next one
+        if self._members.restarts(member.role) and self._failure.text is None:
+            self._failover.retire(member, now)
+
     def lose_worker(self, member: JobMember, how: str) -> bool:
         """Let the job go on without ``member``, which ``how``; return False, and change nothing, if it cannot."""
         if member.role != "worker" or not self._least or not self._members.complete or self._failure.text is not None:

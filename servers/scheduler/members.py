@@ -88,6 +88,7 @@ class JobMember:
     pulsed: float = 0.0  # of the process beside it
     pulse_peer: bytes | None = None
     stopped: wire.Stacks | None = None  # what the process beside it says while this one is stopped
+    retired: bool = False  # it has been told to end, because the other process of its rank serves alone
     epoch: int = 0  # of the latest ``Roster`` that was sent over ``peer``
     viewed: int = 0  # likewise of its ``View``; of a worker or an aggregator: how many takeovers were announced to it
     notices: list[wire.Message] = field(default_factory=list)  # to be sent as soon as there is a link

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 from waiting import LONG, until
 
+from faults import moving
 from faults.killing import HEALED
 from faults.launched import Launched, launched
 from faults.orders import LONG as GIVEN_UP
@@ -222,3 +223,11 @@ def test_the_newest_checkpoint_is_whole(words: tuple[str, ...]) -> None:
     if "mount" in done.stderr and "permission denied" in done.stderr:
         pytest.skip("this container may not mount")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.long
+def test_servers_that_are_moved_change_no_bit() -> None:
+    run = moving.carry_out("rows", 3, seed=1)
+    assert moving.judge("rows", run) == ""
+    assert run.workers[0]["takeovers"] >= 1, "a standby was moved each time"
+    assert run.output.count("is moved;") == 3

@@ -125,11 +125,13 @@ def start(number: int) -> p.StartTasks:
 class Cast:
     """A fleet of two agents: the first has the tasks 1 and 2, the second 3."""
 
-    def __init__(self, selector: selectors.BaseSelector, clock: Clock, limit_s: float = LIMIT_S) -> None:
+    def __init__(
+        self, selector: selectors.BaseSelector, clock: Clock, limit_s: float = LIMIT_S, move: Any = None
+    ) -> None:
         self.carriers = [Bringer("ssh to a"), Bringer("ssh to b")]
         (self.a, self.to_a), (self.b, self.to_b) = remote("a", self.carriers[0]), remote("b", self.carriers[1])
         self.a.indices, self.b.indices = [1, 2], [3]
-        self.fleet = Fleet([self.a, self.b], {self.a: start(0), self.b: start(1)}, limit_s)
+        self.fleet = Fleet([self.a, self.b], {self.a: start(0), self.b: start(1)}, limit_s, move)
         self.sink = Heard()
         self._selector, self._clock = selector, clock
 

@@ -62,7 +62,8 @@ class SimulatedLauncher:
         self.start_s = start_s
         self._working = working
         self._process = Process("launcher", 1)
-        self._waiting: list[wire.Lost] = []  # of which a scheduler may not know
+        self._waiting: list[wire.Lost | wire.Retire] = []  # of which a scheduler may not know
+        self._moving: list[Process] = []
 
     def over(self, alive: bool) -> bool:
         return not alive
@@ -73,10 +74,19 @@ class SimulatedLauncher:
     def exited(self, process: Process, how: Exit) -> None:
         if process.name.startswith("worker") and not how.status:
             return
+        if process in self._moving and not how.status:
+            self.network.world.after(self.network.delay(self.start_s), lambda: self.start_again(process.name))
         if how.code not in (0, JOB_FAILED_EXIT) or how.signum:
             self.network.world.after(self.network.delay(self.reap_s), lambda: self._reap(process))
 
-    def tell(self, lost: wire.Lost) -> None:
+    def move(self, name: str) -> None:
+        """Have the scheduler retire the latest process of a member; start the next one when it has ended in order."""
+        process, (role, rank) = self.processes[name], _member(name)
+        if not process.dead and process.tasks[0].is_alive():
+            self._moving.append(process)
+            self.tell(wire.Retire(role, rank, process.start))
+
+    def tell(self, lost: wire.Lost | wire.Retire) -> None:
         """Tell the scheduler of an end, several times, and again when it has been started again."""
         self._waiting.append(lost)
         for after_s in REPORTS_S:
@@ -104,7 +114,7 @@ class SimulatedLauncher:
         self.left -= 1
         self.network.world.after(self.network.delay(self.start_s), lambda: self.start_again(process.name))
 
-    def _say(self, lost: wire.Lost) -> None:
+    def _say(self, lost: wire.Lost | wire.Retire) -> None:
         if not self._working():
             return
         end = SimulatedTransport(self.network, self._process)

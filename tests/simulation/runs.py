@@ -50,6 +50,7 @@ class Plan:
         uneven: whether rank 0 pushes less often than rank 1.
         pieces: whether large arrays go in pieces.
         crashes: members, and after which delivery each is killed.
+        moves: servers and standbys, and after which delivery each is to be moved.
         pause: a member, after which delivery it is stopped, and for how many seconds.
         partings: two members, after which delivery they are parted, and for how many seconds.
         interrupts: after which deliveries an exception comes in the middle of a call of which worker.
@@ -75,6 +76,7 @@ class Plan:
     uneven: bool = False
     pieces: bool = False
     crashes: tuple[tuple[str, int], ...] = ()
+    moves: tuple[tuple[str, int], ...] = ()
     pause: tuple[str, int, float] | None = None
     partings: tuple[tuple[str, str, int, float], ...] = ()
     interrupts: tuple[tuple[int, int], ...] = ()
@@ -178,6 +180,8 @@ def carry_out_in(job: SimulatedJob, plan: Plan, training: Any) -> Outcome:
     due: defaultdict[int, list[Action]] = defaultdict(list)
     for member, at in plan.crashes:
         due[at].append(partial(job.kill, member))
+    for member, at in plan.moves:
+        due[at].append(partial(job.launcher.move, member))
     if plan.pause is not None:
         due[plan.pause[1]].append(partial(_pause, job, plan.pause[0], plan.pause[2]))
     for one, other, at, last_s in plan.partings:

@@ -61,6 +61,14 @@ def replicated(seed: int) -> Plan:
     return plan
 
 
+def moved(seed: int) -> Plan:
+    """Return a run in which servers and standbys are moved, one after the other, perhaps with a death among them."""
+    dice = random.Random(f"moved {seed}")
+    plan = replicated(seed)
+    moves = tuple((dice.choice(SEATS), dice.randrange(1, 600)) for _ in range(dice.choice((1, 2, 6))))
+    return replace(plan, moves=moves, crashes=plan.crashes[:1], partings=())
+
+
 def with_tables(plan: Plan) -> Plan:
     """Return ``plan`` with programs that have tables."""
     return replace(plan, program="row bits" if plan.program == "bits" else "count rows", compression=None)
@@ -74,6 +82,14 @@ def short(seed: int, hosts: tuple[tuple[int, ...], ...] = ()) -> tuple[Plan, ...
     count = Plan(seed, hosts=hosts, replicas=1, shares=True, program="count", rounds=3)
     bits, assigned = replace(count, program="bits", rounds=1), replace(count, program="assigned")
     return count, replace(count, mode="async"), bits, assigned
+
+
+def every_move(plan: Plan, members: tuple[str, ...] = SEATS, step: int = 1) -> Iterator[Plan]:
+    """Yield the plans that move each member after each message of ``plan``."""
+    last = carry_out(plan).deliveries
+    for member in members:
+        for at in range(1, last + 1, step):
+            yield replace(plan, moves=((member, at),))
 
 
 def exhaustive(plan: Plan, members: tuple[str, ...] = (), step: int = 1) -> Iterator[Plan]:
@@ -121,6 +137,7 @@ def _reasons(plan: Plan) -> set[str]:
     reasons = {member for member in lost if member.startswith(("worker", "aggregator"))}
     if reasons and any("scheduler" in pair for pair in plan.partings):
         reasons.add("scheduler")  # which is what the one that was cut off says
+    lost.update({member for member, _ in plan.moves} if lost else ())  # a rank that is being moved has one process
     for rank in range(2):
         if lost[f"server {rank}"] + lost[f"standby {rank}"] > 1:
             reasons.add(f"server {rank}")

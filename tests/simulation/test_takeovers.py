@@ -12,7 +12,7 @@ from faults.orders import order
 from simulation.network import Weather
 from simulation.orders import Ordered
 from simulation.runs import HOSTS, Plan, carry_out
-from simulation.takeovers import CODED, SEATS, exhaustive, judge, replicated, short, with_tables
+from simulation.takeovers import CODED, SEATS, every_move, exhaustive, judge, moved, replicated, short, with_tables
 
 from kvstore import wire
 from kvstore.member.links import Links
@@ -63,6 +63,23 @@ def test_whoever_dies_costs_nothing_but_time(hosts: tuple[tuple[int, ...], ...],
     for base in short(1, hosts):
         for plan in exhaustive(base, (*SEATS, "scheduler"), step=step):
             require(plan, "exact")
+
+
+def test_servers_that_are_moved_cost_nothing_but_time() -> None:
+    for base in short(0):
+        for plan in every_move(base, step=97):
+            require(plan, "exact")
+    for seed in range(6):
+        require(moved(seed), "exact", "loud")
+        require(with_tables(moved(seed)), "exact", "loud")
+
+
+def test_a_move_is_made() -> None:
+    plan = replace(short(0)[0], moves=(("server 0", 60), ("server 1", 70), ("standby 1", 200)))
+    outcome = carry_out(plan)
+    assert judge(plan, outcome) == "exact"
+    assert (outcome.starts["server 0"], outcome.starts["server 1"]) == (2, 2)
+    assert outcome.exit_codes["server 0"] == outcome.exit_codes["server 1"] == 0
 
 
 @pytest.mark.parametrize("program", ["count", "count rows", "count twins"])

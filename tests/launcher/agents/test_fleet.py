@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 
 import pytest
 from agent_doubles import HELLO, LIMIT_S, Bringer, Cast, Clock, Passing, remote, start
@@ -60,6 +60,27 @@ def test_a_task_ends_once(cast: Cast) -> None:
         cast.to_a.hears(p.Exited(1, code, 0))
     cast.to_a.ends("it was closed")
     assert [(index, how.code) for index, how in cast.sink.exits] == [(1, 0), (2, 1)]
+
+
+def test_a_task_is_started_anew_on_another_host(selector: selectors.BaseSelector, clock: Clock) -> None:
+    def move(index: int, before: RemoteAgent, remote: RemoteAgent, variables: Mapping[str, str]) -> p.StartTasks:
+        before.indices.remove(index)
+        remote.indices.append(index)
+        return replace(start(1), gpus=int(variables["KVSTORE_START"]))
+
+    cast = Cast(selector, clock, move=move)
+    cast.start()
+    assert cast.fleet.hosts() == ["a", "b"]
+    cast.to_a.hears(p.Exited(2, 0, 0))
+    cast.fleet.restart(2, {"KVSTORE_START": "2"}, "b")
+    assert cast.to_b.sent == [start(1), replace(start(1), gpus=2)]
+    cast.to_b.hears(p.Exited(2, 7, 0))
+    cast.fleet.restart(2, {"KVSTORE_START": "3"}, "b")
+    assert cast.to_b.sent[-1] == p.StartAgain(2, p.pack({"KVSTORE_START": "3"})), "it is there already"
+    assert [(index, how.code) for index, how in cast.sink.exits] == [(2, 0), (2, 7)]
+    cast.to_a.ends("it was closed")
+    assert cast.fleet.hosts() == ["b"]
+    assert [index for index, _ in cast.sink.exits] == [2, 2, 1], "what has moved away is not lost with it"
 
 
 def test_nothing_is_left_when_all_agents_say_so(cast: Cast) -> None:

@@ -97,3 +97,51 @@ def test_a_server_is_started_again_on_its_host_and_a_host_of_servers_may_be_lost
     (directory / "stop").touch()
     assert run.wait(LONG) == 0, run.err
     assert run.out.count("exact, with 2 takeovers") == 2, run.out
+
+
+@pytest.mark.cluster
+def test_a_host_is_drained_while_the_job_runs(over_ssh: Site) -> None:
+    hosts, directory = over_ssh.hosts, over_ssh.directory
+    (directory / "hosts").write_text("".join(f"{hosts.addresses[i]}\n" for i in (0, 1)))
+    (directory / "servers").write_text("".join(f"{hosts.addresses[i]}\n" for i in (2, 3)))
+    (directory / "train.py").write_text(WORKER)
+    run = over_ssh.launch(
+        *(
+            "-H",
+            str(directory / "hosts"),
+            "--server-hosts",
+            str(directory / "servers"),
+            "-n",
+            "2",
+            "-s",
+            "1",
+            "--replicas",
+            "1",
+        ),
+        *("--env=KVSTORE_HEARTBEAT_TIMEOUT_S", "python", str(directory / "train.py")),
+        real=True,
+        env={"KVSTORE_HEARTBEAT_TIMEOUT_S": "4"},
+    )
+
+    def order(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "launcher.job_command", *words, "--job", str(run.pid), "--timeout", "20"]
+        environ = {**over_ssh.env, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+
+    def where(name: str) -> int:
+        return next(i for i in range(len(hosts)) if over_ssh.processes(name, i))
+
+    moved = "move-server", "standby:0", "--to", hosts.addresses[3]
+    until(lambda: order(*moved).returncode == 0, "orders to be taken", over=run.over)
+    until(lambda: "is in step again" in run.err, "a new standby", over=run.over)
+    assert (where("server-0"), where("standby-0")) == (2, 3)
+    done = order("drain-host", hosts.addresses[2])
+    assert done.returncode == 0, (done, run.err)
+    until(lambda: run.err.count("is in step again") == 2, "another standby", over=run.over)
+    assert (where("server-0"), where("standby-0")) == (0, 3)
+    hosts.cut(3)  # with what serves now
+    until(lambda: run.err.count("took over at round") == 2, "the other host to take over", over=run.over)
+    assert order("drain-host", "nobody").returncode == 2, "it is none of the job's"
+    (directory / "stop").touch()
+    assert run.wait(LONG) == 0, run.err
+    assert run.out.count("exact, with 2 takeovers") == 2, run.out

@@ -603,3 +603,37 @@ def test_nor_the_last_one_nor_after_the_last_restart_and_the_user_is_told() -> N
     run = sparing(restarts=1)
     run.exit(WORKER_1)
     assert run.exit(WORKER_0, signum=9) == [Lose(WORKER_0, "was killed by SIGKILL", 1, True)]
+
+
+# ---- a server that is moved
+
+
+def moving(index: int = SERVER) -> Run:
+    run = Run(restarts=Restarts(TASKS, frozenset({"server", "standby"}), 1))
+    run.tick()
+    run.ending.moving = index
+    return run
+
+
+@pytest.mark.parametrize("code", [0, REPLACED_EXIT])
+def test_a_server_that_is_moved_is_started_anew_at_once_and_uses_up_no_restart(code: int) -> None:
+    run = moving()
+    assert run.exit(SERVER, code=code) == [Restart(SERVER, 2, Exit(code), run.now)]
+    assert run.ending.runs(SERVER)
+    assert run.ending.deadline is None
+    lost = run.exit(SERVER, signum=signal.SIGKILL)
+    assert lost == [Lose(SERVER, "was killed by SIGKILL", 2, False)]
+    run.now += 60.0
+    assert [type(action) for action in run.tick()] == [Restart], "the one restart that the job has"
+
+
+def test_a_server_that_dies_while_it_is_to_be_moved_is_lost_as_ever() -> None:
+    run = moving()
+    assert run.exit(SERVER, signum=signal.SIGKILL) == [Lose(SERVER, "was killed by SIGKILL", 1, False)]
+    assert run.ending.moving is None
+
+
+def test_nothing_is_moved_any_more_when_the_workers_are_done() -> None:
+    run = moving()
+    assert run.exit(WORKER_0, WORKER_1) == []
+    assert run.exit(SERVER) == []

@@ -49,7 +49,7 @@ class Played:
     def can_restart(self, index: int) -> bool:
         return self.restarts
 
-    def restart(self, index: int, variables: Mapping[str, str]) -> None:
+    def restart(self, index: int, variables: Mapping[str, str], host: str = "") -> None:
         self.restarted.append((index, dict(variables)))
         self.running.add(index)
 

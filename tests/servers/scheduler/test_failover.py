@@ -245,6 +245,53 @@ def test_a_server_that_leaves_in_the_middle_is_lost():
     assert (b0, view(4, b0)) in job.say(new, hasty)
 
 
+def retire(job: ReplicatedJob, member: Member) -> list[tuple[object, wire.Message]]:
+    return job.handle(b"launcher", wire.Retire(member.role, member.hint, member.start))
+
+
+def test_a_server_that_is_to_be_moved_hands_over_to_its_standby_and_is_told_to_end():
+    job = ReplicatedJob()
+    (w0, w1), s1, b1 = job.workers, job.servers[1], job.standbys[1]
+    moved = wire.Moved(1, 2, "at 31")
+    assert retire(job, s1) == [(s1, wire.Stop()), (b1, view(2, b1)), (w0, moved), (w1, moved)]
+    assert retire(job, s1) == [], "known"
+    assert job.beat(s1) == [wire.Alive()]
+    s1.beats = b"made anew"
+    assert wire.Stop() in job.beat(s1), "the order may have been lost with its link"
+    assert job.stand(b1, 2) == []
+    assert job.scheduler.take_news() == [
+        "server 1 is moved; its standby took over at round 7 in 0 ms; a new standby is being made"
+    ]
+    assert job.lose(s1) == [], "how it ends is nobody's loss"
+    s2, told = job.restart(s1)
+    assert (b1, view(3, b1, s2)) in told
+    job.beat(s2)
+    assert retire(job, b1) == [], "the only one of its rank goes on until the other one is in step"
+    moved = wire.Moved(1, 5, f"at {s2.nonce}")
+    told = job.stand(b1, 3, synced=True)
+    assert all(notice in told for notice in ((b1, wire.Stop()), (s2, view(5, s2)), (w0, moved)))
+    assert job.scheduler.failure is None
+
+
+def test_a_standby_that_is_to_be_moved_ends_at_once():
+    job = ReplicatedJob()
+    s1, b1 = job.servers[1], job.standbys[1]
+    assert retire(job, b1) == [(s1, view(2, s1)), (b1, wire.Stop())]
+    again, told = job.restart(b1)
+    assert (s1, view(3, s1, again)) in told
+    assert retire(job, b1) == [], "an order about a process before it"
+
+
+def test_a_process_that_dies_before_it_could_retire_is_lost_as_ever():
+    job = ReplicatedJob()
+    s1, b1 = job.servers[1], job.standbys[1]
+    job.lose(b1)
+    job.restart(b1)
+    assert retire(job, s1) == []
+    job.lose(s1)
+    assert job.scheduler.failure == "server 1 was killed by SIGKILL before its new standby was in step"
+
+
 def test_a_job_may_end_while_a_server_is_dead_and_another_is_being_started():
     job = ReplicatedJob()
     (w0, w1), (s0, s1), (b0, b1) = job.workers, job.servers, job.standbys
