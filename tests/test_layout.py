@@ -33,6 +33,7 @@ ALLOWED = {
     "_post_accumulate_grad_hooks": "of torch's tensors, which do not tell otherwise how many hooks they have",
     "_foreach_mul_": "of torch: a test takes it away, as a version without it would",
     "_execution_engine": "of torch's Variable: a test takes it away, as a version without it would",
+    "_active_ddp_module": "of torch's DDP: which module runs in this process, whatever thread asks",
     "_C": "of torch: see the next",
     "_dynamo": "of torch, and of torch._C: what torch.compile works with",
     "_enable": "of torch's compiled autograd, which has no public switch for one backward pass",

@@ -50,7 +50,6 @@ class Plan:
         uneven: whether rank 0 pushes less often than rank 1.
         pieces: whether large arrays go in pieces.
         crashes: members, and after which delivery each is killed.
-        moves: servers and standbys, and after which delivery each is to be moved.
         pause: a member, after which delivery it is stopped, and for how many seconds.
         partings: two members, after which delivery they are parted, and for how many seconds.
         interrupts: after which deliveries an exception comes in the middle of a call of which worker.
@@ -67,6 +66,7 @@ class Plan:
         least: the job goes on without workers that die as long as so many are left; 0 if it does not.
         reaped: whether the launcher sees at once who has ended, if that is decided here.
         returns: whether workers that die are started again, too.
+        moves: servers and standbys, and after which delivery each is to be moved.
     """
 
     seed: int
@@ -76,7 +76,6 @@ class Plan:
     uneven: bool = False
     pieces: bool = False
     crashes: tuple[tuple[str, int], ...] = ()
-    moves: tuple[tuple[str, int], ...] = ()
     pause: tuple[str, int, float] | None = None
     partings: tuple[tuple[str, str, int, float], ...] = ()
     interrupts: tuple[tuple[int, int], ...] = ()
@@ -92,6 +91,7 @@ class Plan:
     least: int = 0
     reaped: bool | None = None
     returns: bool = False
+    moves: tuple[tuple[str, int], ...] = ()
 
     @property
     def members(self) -> tuple[str, ...]:

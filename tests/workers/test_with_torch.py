@@ -229,6 +229,13 @@ def train(row: str, way: Any, store: DistStore | None) -> dict[str, torch.Tensor
     return {name: param.detach().clone() for name, param in model.named_parameters()}
 
 
+@pytest.fixture(autouse=True)
+def no_forward_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch notes which DDP module runs for the process, not for the thread, and puts back what was there before. Two
+    # workers that are threads leave the other's module behind, and models compiled later would be cut as that one.
+    monkeypatch.setattr(DistributedDataParallel, "_active_ddp_module", None)
+
+
 @pytest.fixture(scope="module")
 def pair() -> Iterator[ThreadedJob]:
     with ThreadedJob(workers=2, servers=2, bigarray_bound=30) as cluster:
