@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kvstore.errors import ConfigError
 from kvstore.job.place import ObservingPlace, running_jobs
-from kvstore.observing.choice import NoSuchJob, listed, place_named, roots_here
+from kvstore.observing.choice import NoSuchJob, listed, place_named, roots_here, seconds
 from launcher.supervision.control import DONE, FAILED, REFUSED, SOCKET, USAGE
 
 GOES_ON = 3
@@ -57,7 +57,7 @@ def _give(directory: Path, order: dict[str, str], timeout_s: float) -> int:
             link.connect(os.fspath(directory / SOCKET))
         except OSError:
             raise NoSuchJob(
-                f"the job {directory.name} takes no orders: launch.py has to be what starts its processes, and to run"
+                f"the job {directory.name} takes no orders: it has no launch.py that runs and starts its processes"
             ) from None
         try:
             link.sendall(json.dumps(order).encode() + b"\n")
@@ -95,22 +95,12 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--job", metavar="JOB", help="launch.py's pid, or the job's name (default: the only one)")
         command.add_argument(
             "--timeout",
-            type=_seconds,
+            type=seconds,
             default=TIMEOUT_S,
             metavar="S",
             help=f"how long to wait for the end, in seconds (default: {TIMEOUT_S:g})",
         )
     return parser
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.05 <= seconds <= 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0.05 to 86400")
-    return seconds
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Which job an observer is to look at: this user's only one, the one that is named, or one on another host."""
+"""Arguments of commands about running jobs: which job is meant, here or on another host, and how long to wait."""
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,6 +17,17 @@ LONGEST_KEY = 1 << 10  # bytes of a file with a key
 
 class NoSuchJob(ConfigError):
     """No job runs here that is meant."""
+
+
+def seconds(text: str) -> float:
+    """Read a timeout from a command line."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0.05 <= number <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0.05 to 86400")
+    return number
 
 
 def roots_here() -> list[Path]:

@@ -25,7 +25,7 @@ from kvstore.job.settings import DASHBOARD_FD, DASHBOARD_TOKEN, LIFELINE, NO_COL
 from kvstore.job.trace_target import TRACED, TraceTarget
 from kvstore.observing import as_json
 from kvstore.observing.advice import SHOWN_BY, Advice, advise
-from kvstore.observing.choice import NoSuchJob, jobs_here, listed, place_at, place_named, roots_here
+from kvstore.observing.choice import NoSuchJob, jobs_here, listed, place_at, place_named, roots_here, seconds
 from kvstore.observing.columns import TextLine
 from kvstore.observing.figures import awaited, job_rounds_per_s
 from kvstore.observing.observer_session import TIMEOUT_S, ObserverSession, stacks_in
@@ -360,14 +360,14 @@ def _parser() -> argparse.ArgumentParser:
         "-w",
         "--watch",
         nargs="?",
-        type=_seconds,
+        type=seconds,
         const=2.0,
         metavar="S",
         help="show it again every S seconds (default: 2), until the job ends",
     )
     parser.add_argument(
         "--timeout",
-        type=_seconds,
+        type=seconds,
         default=TIMEOUT_S,
         metavar="S",
         help=f"how long the scheduler may take to answer, in seconds (default: {TIMEOUT_S:g})",
@@ -384,16 +384,6 @@ def _trace(text: str) -> TraceTarget:
         return TraceTarget.parse(text)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.05 <= seconds <= 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0.05 to 86400")
-    return seconds
 
 
 if __name__ == "__main__":
