@@ -107,7 +107,7 @@ class Lost(Message):
 
 @message(5)
 class Retire(Message):
-    """From the launcher: end this process of a server's rank, in order, as soon as the other one can serve alone."""
+    """From the launcher: this server or standby shall end in order as soon as its partner can serve alone."""
 
     role: f.Role
     rank: f.Rank

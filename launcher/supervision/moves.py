@@ -80,7 +80,7 @@ class Moves:
             self.go_on()
 
     def go_on(self) -> None:
-        """Begin the next move if none is under way. What is under way is ordered again, for it may have been missed."""
+        """Begin the next move if none is under way; else order this one again, which the scheduler may have missed."""
         while self.current is None and self._orders:
             order = self._orders[0]
             if not order.left:

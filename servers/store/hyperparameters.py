@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from kvstore import wire
 from kvstore.errors import Mismatch, UsageError
@@ -88,15 +88,14 @@ def agreed_by(items: Sequence[Contributed], keys: Iterable[Key]) -> UpdateHyperp
     return agreed({item.who: item.hyper for item in items}, dict.fromkeys(keys))
 
 
-Item = TypeVar("Item", bound=Contributed)
+def strays(items: Sequence[Contributed], newcomers: Sequence[int], keys: Iterable[Key]) -> dict[int, Mismatch]:
+    """Return the newcomers that must not count in the round of ``items``, each with its error.
 
+    A newcomer was started again. It is a stray if its hyper-parameters differ from those of workers that have been
+    there for longer: its scheduler has lost count, and the others are right. If workers that were never started again
+    disagree with each other, nobody is a stray, and the round fails on all.
 
-def without_strays(items: Sequence[Item], newcomers: Sequence[int], keys: Iterable[Key]) -> dict[int, Mismatch]:
-    """Return the workers that must not count in the round of ``items``, with what they are told.
-
-    They are of ``newcomers``, which were started again, in the order in which they came back, and their
-    hyper-parameters are not those of the workers that have been there for longer: a scheduler that has lost count is
-    theirs alone to mend. Where these disagree with each other, nobody is told here: then the round fails.
+    ``newcomers``: in the order in which they came back.
     """
     hypers = [item.hyper for item in items]
     if hypers.count(hypers[0]) == len(hypers):
@@ -104,7 +103,7 @@ def without_strays(items: Sequence[Item], newcomers: Sequence[int], keys: Iterab
     came = {rank: place for place, rank in enumerate(newcomers, 1)}
     named = dict.fromkeys(keys)
     kept: dict[str, UpdateHyperparameters] = {}
-    strays: dict[int, Mismatch] = {}
+    errors: dict[int, Mismatch] = {}
     for item in sorted(items, key=lambda item: max(came.get(rank, 0) for rank in item.ranks)):
         try:
             agreed({**kept, item.who: item.hyper}, named)
@@ -112,10 +111,10 @@ def without_strays(items: Sequence[Item], newcomers: Sequence[int], keys: Iterab
             if not came.keys() >= set(item.ranks):
                 return {}
             told = f"{exc}. {item.who.capitalize()} was started again, so its push does not count. Attach schedulers"
-            strays |= dict.fromkeys(item.ranks, Mismatch(f"{told}: store.attach(name, scheduler, shared=True)"))
+            errors |= dict.fromkeys(item.ranks, Mismatch(f"{told}: store.attach(name, scheduler, shared=True)"))
         else:
             kept[item.who] = item.hyper
-    return strays
+    return errors
 
 
 def agreed(given: Mapping[str, UpdateHyperparameters], keys: Mapping[Key, None]) -> UpdateHyperparameters:

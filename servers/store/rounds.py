@@ -286,7 +286,7 @@ class Rounds(Generic[T]):
             self._look()
 
     def omit(self, ranks: Collection[int]) -> None:
-        """Let the last round be one that these workers, which were started again, were not in."""
+        """Treat these workers, which were started again, as absent from the last round."""
         self._coming.update(dict.fromkeys(ranks, self.version))
 
     def pause(self, rank: int, clock: int) -> None:

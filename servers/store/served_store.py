@@ -32,7 +32,7 @@ from servers.store.buckets import Buckets
 from servers.store.capture import Captures
 from servers.store.first_sums import MOST_ROUNDS, FirstSums
 from servers.store.grace import Grace
-from servers.store.hyperparameters import UpdateHyperparameters, compressions, without_strays
+from servers.store.hyperparameters import UpdateHyperparameters, compressions, strays
 from servers.store.lateness import ArrivalTimes
 from servers.store.publishing import Publishing
 from servers.store.recording import Recording
@@ -468,13 +468,13 @@ class ServedStore:
         return answers
 
     def _without_strays(self, target: AnyTarget, contributions: Sequence[Any]) -> list[Any]:
-        """Return the contributions that count in a round that is over: those of other workers fail, one by one."""
-        strays = without_strays(contributions, self._newcomers, target.segments.keys)
-        if not strays:
+        """Return the contributions that count in a round that is over, and fail the pushes of the strays alone."""
+        errors = strays(contributions, self._newcomers, target.segments.keys)
+        if not errors:
             return list(contributions)
-        target.rounds.omit(strays)
-        target.fail_pushes(strays)
-        return [each for each in contributions if strays.keys().isdisjoint(each.ranks)]
+        target.rounds.omit(errors)
+        target.fail_pushes(errors)
+        return [each for each in contributions if errors.keys().isdisjoint(each.ranks)]
 
     def tick(self) -> list[Answer]:
         """Close the rounds that have waited for late workers for long enough."""

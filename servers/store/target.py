@@ -111,7 +111,7 @@ class Target(Generic[Item]):
         return ready
 
     def fail_pushes(self, errors: Mapping[int, Exception]) -> None:
-        """Let the pushes to the round that is just over fail that are of these workers, by rank."""
+        """Fail the pushes of these workers, by rank, to the round that has just closed."""
         for clock, parked in self.parked:
             if clock == self.rounds.version and isinstance(parked.request, PushRequest):
                 parked.error = parked.error or errors.get(parked.request.node.rank)

@@ -46,6 +46,7 @@ def to_tensor(value: Any) -> torch.Tensor:
 
 
 def require_own_memory(tensors: Mapping[Any, torch.Tensor]) -> None:
+    """Raise ``UsageError`` for a parameter that has no memory yet, or shares another's."""
     for name, tensor in tensors.items():
         if is_lazy(tensor):
             raise UsageError(

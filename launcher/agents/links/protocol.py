@@ -97,7 +97,7 @@ class Probed(wire.Message):
 
 @message(105)
 class StartTasks(wire.Message):
-    """Run these tasks; sent again, these too, which have run on other hosts until now.
+    """Run these tasks. Later messages bring more tasks, which other hosts have run until now.
 
     Attributes:
         tasks: (index, role, rank, number of that role on the host, variables) of each; variables as NAME, value, ...

@@ -106,18 +106,8 @@ def test_a_host_is_drained_while_the_job_runs(over_ssh: Site) -> None:
     (directory / "servers").write_text("".join(f"{hosts.addresses[i]}\n" for i in (2, 3)))
     (directory / "train.py").write_text(WORKER)
     run = over_ssh.launch(
-        *(
-            "-H",
-            str(directory / "hosts"),
-            "--server-hosts",
-            str(directory / "servers"),
-            "-n",
-            "2",
-            "-s",
-            "1",
-            "--replicas",
-            "1",
-        ),
+        *("-H", str(directory / "hosts"), "--server-hosts", str(directory / "servers")),
+        *("-n", "2", "-s", "1", "--replicas", "1"),
         *("--env=KVSTORE_HEARTBEAT_TIMEOUT_S", "python", str(directory / "train.py")),
         real=True,
         env={"KVSTORE_HEARTBEAT_TIMEOUT_S": "4"},

@@ -14,7 +14,7 @@ from pairs import Pair, copied, state
 from kvstore import wire
 from kvstore.table import Table
 from servers.shard import Shard
-from servers.store.hyperparameters import Contributed, UpdateHyperparameters, without_strays
+from servers.store.hyperparameters import Contributed, UpdateHyperparameters, strays
 from servers.store.rounds import Rounds, WorkerClocks
 
 # ---- rounds
@@ -293,6 +293,13 @@ class Returning:
         rank = self.rank
         return self.desk.named(self.desk.shard.depart([], {rank: lost} if lost else {}, {rank: came} if came else {}))  # type: ignore[no-any-return]
 
+    def at_once(self) -> Returning:
+        """Be lost, come back, and be let in, all before the first push."""
+        self.told(lost=1)
+        self.told(lost=1, came=2)
+        self.let_in({1: 0})
+        return self
+
     def let_in(self, clocks: dict[int, int], incarnation: int = 2) -> dict[tuple[int | str, int], Any]:
         asked = admit(self.sponsor, self.rank, clocks, incarnation)
         replies = self.desk.ask(self.sponsor, asked)
@@ -316,10 +323,7 @@ def push(desk: Desk, clock: int, *workers: Worker, ids: tuple[int, ...] = (1,), 
 
 def test_its_other_learning_rate_is_its_own_error_and_the_round_is_over_without_it() -> None:
     desk, w0, w1, _ = desk_of().and_workers()
-    back = Returning(desk)
-    back.told(lost=1)
-    back.told(lost=1, came=2)
-    back.let_in({1: 0})
+    back = Returning(desk).at_once()
     pushes = [(w, w.push({1: floats(1)}, 1, lr=lr, want=True)) for w, lr in ((back.again, 1.0), (w0, 0.5), (w1, 0.5))]
     replies = [desk.ask(*each) for each in pushes][-1]
     told = text_of(replies[2, pushes[0][1].seq], "Mismatch")
@@ -335,10 +339,7 @@ def test_its_other_learning_rate_is_its_own_error_and_the_round_is_over_without_
 
 def test_those_who_were_there_first_still_fail_together() -> None:
     desk, w0, w1, _ = desk_of().and_workers()
-    back = Returning(desk)
-    back.told(lost=1)
-    back.told(lost=1, came=2)
-    back.let_in({1: 0})
+    back = Returning(desk).at_once()
     for worker, lr in ((back.again, 0.5), (w0, 0.5), (w1, 0.25)):
         replies = desk.ask(worker, worker.push({1: floats(1)}, 1, lr=lr))
     assert [text_of(reply, "Mismatch")[:7] for reply in replies.values()] == ["workers"] * 3
@@ -351,13 +352,13 @@ def test_a_newcomer_gives_way_to_one_that_came_before_it() -> None:
             self.ranks, self.clock, self.hyper = (rank,), 1, UpdateHyperparameters(lr)
 
     items = [Pushed(0, 1.0), Pushed(1, 2.0), Pushed(2, 2.0)]
-    assert without_strays(items, [2, 1, 0], ["w"]).keys() == {0}
-    assert without_strays(items, [1, 0, 2], ["w"]).keys() == {0}
-    assert without_strays(items, [0, 1, 2], ["w"]).keys() == {1, 2}
-    assert without_strays(items, [1, 2], ["w"]).keys() == {1, 2}
-    assert without_strays(items, [0], ["w"]).keys() == {0}
-    assert without_strays(items, [2], ["w"]) == {}, "0 and 1 disagree"
-    assert without_strays(items[1:], [1, 2], ["w"]) == {}
+    assert strays(items, [2, 1, 0], ["w"]).keys() == {0}
+    assert strays(items, [1, 0, 2], ["w"]).keys() == {0}
+    assert strays(items, [0, 1, 2], ["w"]).keys() == {1, 2}
+    assert strays(items, [1, 2], ["w"]).keys() == {1, 2}
+    assert strays(items, [0], ["w"]).keys() == {0}
+    assert strays(items, [2], ["w"]) == {}, "0 and 1 disagree"
+    assert strays(items[1:], [1, 2], ["w"]) == {}
 
 
 def test_the_others_wait_for_it_from_there_on() -> None:
