@@ -96,8 +96,8 @@ class Aggregator:
             incarnation = self._incarnations.pop(rank, None)
             if incarnation is not None:
                 self._reply_links.forget(wire.Node("worker", rank, incarnation))
-        self._departed = gone = [*workers, *lost]
-        return self._each(lambda store: store.depart(gone))
+        self._departed = [*workers, *lost]
+        return self._each(lambda store: store.depart(workers, lost))
 
     def tick(self, now: float) -> Outbox:
         return self._each(lambda store: store.tick(now))

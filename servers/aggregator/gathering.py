@@ -219,8 +219,18 @@ class Gathering:
         self._paused[rank] = paused
         return self._complete(self.groups())
 
-    def depart(self, ranks: Collection[int]) -> list[Group]:
-        self._departed = frozenset(ranks)
+    def depart(self, ranks: Collection[int], lost: Collection[int] = ()) -> list[Group]:
+        """Note which workers push nothing more; return the groups that are complete now.
+
+        What one that is ``lost`` has pushed, and no server has, counts nowhere: a worker that is started again in its
+        place pushes to the servers itself, from the round on that they have open.
+        """
+        self._departed = frozenset((*ranks, *lost))
+        for group in self.groups() if lost else ():
+            for rank in lost:
+                group.pushes.pop(rank, None)
+            if not group.pushes:
+                self.take(group)
         return self._complete(self.groups())
 
     def take(self, group: Group) -> Group:

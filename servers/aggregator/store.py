@@ -124,8 +124,8 @@ class HostStore:
         clocks = dict(zip(message.ids, message.clocks, strict=True))
         return self._go_on(self.gathering.pause(message.node.rank, clocks))
 
-    def depart(self, workers: Collection[int]) -> list[Answer]:
-        return self._go_on(self.gathering.depart(workers))
+    def depart(self, workers: Collection[int], lost: Collection[int] = ()) -> list[Answer]:
+        return self._go_on(self.gathering.depart(workers, lost))
 
     def answered(self, exchange: Exchange, reply: wire.Reply) -> list[Answer]:
         self._under_way.pop(exchange, None)

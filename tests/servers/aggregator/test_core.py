@@ -60,6 +60,19 @@ def test_a_worker_that_is_lost_is_waited_for_no_more_and_not_heard_when_it_comes
     assert total(host.take()) == [3, 4]
 
 
+def test_what_a_worker_has_pushed_that_is_lost_counts_nowhere_before_a_server_has_it():
+    host = Host((2, 3))
+    host.push(3, {1: [1, 2]})
+    host.push(3, {1: [1, 2]}, 2)
+    host.push(2, {1: [1, 2]})
+    assert total(host.take()) == [2, 4]  # a server has it
+    host.core.depart([], [3])
+    assert host.sent == []
+    host.push(2, {1: [3, 4]}, 2)  # the next process of rank 3 pushes its round 2 to the servers
+    exchange = host.take()
+    assert (exchange.fields["ranks"], total(exchange)) == ([2], [3, 4])
+
+
 @pytest.mark.parametrize(
     ("ask", "text", "kind"),
     [
