@@ -194,7 +194,8 @@ class Run:
         if failed:
             return self._loud(failed)
         if not results:
-            return "exact" if len(plan.crashes) >= plan.num_workers else "nobody has a result"
+            too_few = plan.least > 1 and outcome.exit_codes["scheduler"] == JOB_FAILED_EXIT
+            return "loud" if too_few else "exact" if len(plan.crashes) >= plan.num_workers else "nobody has a result"
         if any(result != next(iter(results.values())) for result in results.values()):
             return "workers end with other values than others"
         if plan.mode not in ("drop", "keep"):
