@@ -195,7 +195,7 @@ class Run:
             return self._loud(failed)
         if not results:
             too_few = plan.least > 1 and outcome.exit_codes["scheduler"] == JOB_FAILED_EXIT
-            return "loud" if too_few else "exact" if len(plan.crashes) >= plan.num_workers else "nobody has a result"
+            return "loud" if too_few or self._all_hit() else "nobody has a result"
         if any(result != next(iter(results.values())) for result in results.values()):
             return "workers end with other values than others"
         if plan.mode not in ("drop", "keep"):
@@ -253,9 +253,7 @@ class Run:
         texts = " ".join(map(str, failed.values()))
         if plan.least > 1 and outcome.exit_codes["scheduler"] == JOB_FAILED_EXIT:
             return "loud"
-        hit = {member for member, _ in plan.crashes} | {member for parting in plan.partings for member in parting[:2]}
-        hit.update(plan.pause[:1] if plan.pause is not None else ())  # type: ignore[arg-type]
-        if sum(member.startswith("worker") for member in hit) >= plan.num_workers:
+        if self._all_hit():
             return "loud"  # where all that were in are lost, nobody can let others in
         for rank in range(2):
             lost = [member for member, _ in plan.crashes if member in (f"server {rank}", f"standby {rank}")]
@@ -264,6 +262,12 @@ class Run:
         if any(member.startswith("aggregator") for member, _ in plan.crashes):
             return "loud" if "aggregator" in texts else f"no aggregator is named in {texts}"
         return f"the job should have gone on, but {failed}; exit codes are {outcome.exit_codes}"
+
+    def _all_hit(self) -> bool:
+        plan = self._plan
+        hit = {member for member, _ in plan.crashes} | {member for parting in plan.partings for member in parting[:2]}
+        hit.update(plan.pause[:1] if plan.pause is not None else ())  # type: ignore[arg-type]
+        return sum(member.startswith("worker") for member in hit) >= plan.num_workers
 
 
 def returning(seed: int) -> Plan:
