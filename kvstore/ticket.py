@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 from kvstore.dynamo import outside_graphs
 from kvstore.errors import KVStoreError, again
 from kvstore.spec import Key, shorten
+
+# Why the calls of a block are made, for errors and for other workers that they leave waiting.
+because: ContextVar[str] = ContextVar("because", default="")
+
+
+@contextmanager
+def explained(why: str) -> Iterator[None]:
+    token = because.set(f" ({why})")
+    try:
+        yield
+    finally:
+        because.reset(token)
 
 
 class WaitLimits(NamedTuple):
@@ -46,6 +60,7 @@ class Operation:
     ) -> None:
         self.what = what
         self.keys = list(keys)
+        self._because = because.get()
         self.error: KVStoreError | None = None
         self.raised = False
         self.result: Any = None
@@ -82,7 +97,7 @@ class Operation:
         return f"<Operation {self} {self.state}>"
 
     def __str__(self) -> str:
-        return f"{self.what} of {shorten(self.keys)}" if self.keys else self.what
+        return f"{self.what} of {shorten(self.keys)}{self._because}" if self.keys else f"{self.what}{self._because}"
 
     @property
     def state(self) -> str:

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 # Where a worker is when it sends its mark.
 BACKWARD, STEP, BETWEEN = range(3)
 WIDTH = 7  # numbers in a mark
-_UNFROZEN = "parameters that were unfrozen or added since the last step"
+_UNFROZEN = "parameters that were frozen, unfrozen or added since the last step"
 
 
 # How an update is computed, or what it is of; a worker with another device may have another one.
@@ -180,7 +180,7 @@ class Alike:
     def mark(self, phase: int, unfrozen: Sequence[str] = ()) -> list[int]:
         """Return numbers whose sums over workers show whether these have the same hyper-parameters; for ``require``.
 
-        ``unfrozen``: the names of parameters that are averaged from now on.
+        ``unfrozen``: the names of parameters that are averaged from now on, or no more.
         """
         said, unfrozen = self._current.read(), tuple(unfrozen)
         if said is not self._said or unfrozen != self._unfrozen:

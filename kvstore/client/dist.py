@@ -31,6 +31,7 @@ from kvstore.lineage import Version
 from kvstore.member.session import Session
 from kvstore.member.shared_session import shared
 from kvstore.optim import states_file
+from kvstore.optim.hyperparameters import carried
 from kvstore.optim.optimizer import require_shapes
 from kvstore.placement import WHOLE
 from kvstore.rows.frozen_rows import Page
@@ -391,6 +392,10 @@ class DistStore(KVStore):
     def rescaled(self, factor: float) -> AbstractContextManager[None]:
         self._check()
         return self._optimizing.rescaled(factor)
+
+    def declare(self, text: str | None) -> None:
+        if self.rule.mode == "sync" and self.rule.quorum is None:
+            self._optimizing.alike = text if text is None else carried(text)
 
     def weighted(self, weight: float) -> AbstractContextManager[None]:
         self._check()

@@ -19,7 +19,7 @@ from kvstore.client.requests import AT_ONCE, Requests, assemble, cut
 from kvstore.client.stored_tables import StoredRows, StoredTables
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError
 from kvstore.optim import states_file
-from kvstore.optim.hyperparameters import finite, require_weight
+from kvstore.optim.hyperparameters import ALIKE, finite, require_weight
 from kvstore.optim.optimizer import Changes, Optimizer, describe, log_replaced, require_shapes
 from kvstore.optim.param_groups import ParamGroups
 from kvstore.optim.states import StateStore, StateTensors
@@ -105,6 +105,7 @@ class Optimizing:
         self._set = _Set()  # replaced as a whole: an exception leaves the old or the new one
         self._theirs: str | None = None  # the servers' optimizer, if another worker has set it
         self.weight: float | None = None  # of this worker's pushes in the means of their rounds; None is 1
+        self.alike: str | None = None  # what its pushes say, on which the workers of a round must agree
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -190,7 +191,9 @@ class Optimizing:
 
     def numbers(self, order: int | None) -> PushNumbers:
         _, _, lr, rescale, changes = self._set
-        return PushNumbers(lr, rescale, [[*which, value] for which, value in changes.items()], order, self.weight)
+        said = [] if self.alike is None else [[0, ALIKE, self.alike]]
+        listed = [*([*which, value] for which, value in changes.items()), *said]
+        return PushNumbers(lr, rescale, listed, order, self.weight)
 
     def changed(self) -> list[Any]:
         """Return what this worker has set, for one that is to go on as it does; see ``take_over``."""

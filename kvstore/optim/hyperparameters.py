@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import Any
 
 from kvstore.errors import UsageError
 from kvstore.plain import scalar
 from kvstore.wire.fields import MAX_HYPER_LIST, MAX_HYPER_TEXT
+
+# Among the hyper-parameters of a push: a text of a worker's own, on which the workers of a round must agree, and which
+# no update reads. Saying nothing differs from any text.
+ALIKE = "alike"
 
 
 def finite(name: str, value: Any) -> float | int:
@@ -34,6 +39,14 @@ def require_weight(value: Any) -> float:
     if weight < 0:
         raise UsageError(f"weight={value!r} must be at least 0")
     return weight
+
+
+def carried(text: str) -> str:
+    """Return ``text`` as the wire can carry it: what is too long ends in a digest, so that others differ."""
+    if len(text) <= MAX_HYPER_TEXT:
+        return text
+    end = f"... ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
+    return text[: MAX_HYPER_TEXT - len(end)] + end
 
 
 def is_number(value: Any) -> bool:

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 # MXNet's names for what is always on here, and for other implementations of the same update.
 _IGNORED = frozenset({"multi_precision", "aggregate_num", "use_fused_step"})
 LAZY = "lazy_update"  # MXNet's name for whether rows of tables without a gradient stay as they are
+MULTIPLIERS = ("lr_mult", "wd_mult")
 
 Changes: TypeAlias = Mapping[tuple[int, str], Any]  # by number of the group and name; see ``Optimizer.changes``
 
@@ -218,6 +219,8 @@ class Optimizer:
             if number > len(self.groups):
                 raise UsageError(f"there is no group {number}: set_optimizer had {len(self.groups)}")
             valid = self.defaults(number) | ({LAZY: self.lazy(number)} if self.found.rows else {})
+            if name in MULTIPLIERS:
+                valid = {name: self._multiplier(number, name)}
             if name not in valid:
                 raise UnknownName(
                     f"{self.name} has no hyper-parameter {name!r}; choose from {choices(valid)}{meant(name, valid)}"
@@ -234,6 +237,27 @@ class Optimizer:
                 f"{name} cannot become {value!r} from {before!r} between updates: "
                 + ("give the optimizer one from the start" if fits else "only numbers can change; call set_optimizer")
             )
+
+    def _multiplier(self, number: int, name: str) -> float:
+        """Return the factor ``name`` that all keys of a group have; raise ``UsageError`` if it is not one for all."""
+        factors = self._factors.get((number, name), [1.0])
+        if len(factors) > 1:
+            raise UsageError(
+                f"the {name} of a group cannot change if its keys have factors of their own, as here "
+                f"{', '.join(f'{factor:g}' for factor in factors)}: make them groups, each with its {name}"
+            )
+        return factors[0]
+
+    @cached
+    def _factors(self) -> dict[tuple[int, str], list[float]]:
+        """The different factors of the keys of each group, by its number and the factor's name."""
+        found: dict[tuple[int, str], set[float]] = {}
+        for name, factors in (("lr_mult", self.lr_mult), ("wd_mult", self.wd_mult)):
+            for number, group in enumerate(self.groups, 1):
+                found[number, name] = {factors.get(key, 1.0) for key in group.keys}
+            # There may be other keys in no group, whose factor is 1.
+            found[0, name] = {1.0} | {factor for key, factor in factors.items() if not self.number_of(key)}
+        return {which: sorted(factors) for which, factors in found.items() if factors}
 
     @cached
     def _numbers(self) -> dict[Key, int]:
@@ -375,7 +399,7 @@ def _torch_names(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any
         betas = tuple(named.get("betas", defaults.get("betas", valid["betas"])))
         named["betas"] = (named.pop("beta1", betas[0]), named.pop("beta2", betas[1]))
     for key in named:
-        if key not in valid and key != LAZY:
+        if key not in valid and key not in (LAZY, *MULTIPLIERS):  # a change of a group may have these
             known = {*valid, "rescale_grad", "clip_gradient", "lr_mult", "wd_mult", *aliases, *pair}
             raise UnknownName(f"{name} has no hyper-parameter {key!r}; choose from {choices(known)}{meant(key, known)}")
     return named

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kvstore.optim.optimizer import Changes, Optimizer
+from kvstore.optim.optimizer import MULTIPLIERS, Changes, Optimizer
 from kvstore.spec import Key
 
 
@@ -61,10 +61,12 @@ class ParamGroups:
         changed: dict[int, dict[str, Any]] = {}
         for (group, name), value in changes.items():
             changed.setdefault(group, {})[name] = tuple(value) if isinstance(value, list) else value
+        for_group = changed.setdefault(number, {})
+        lr_mult, wd_mult = for_group.pop("lr_mult", lr_mult), for_group.pop("wd_mult", wd_mult)
         own = self.optimizer.groups[number - 1].hyper if number else {}
-        common = {"lr": lr, **changed.get(0, {})}
+        common = {name: value for name, value in {"lr": lr, **changed.get(0, {})}.items() if name not in MULTIPLIERS}
         settings = self._settings[number] | {name: value for name, value in common.items() if name not in own}
-        settings |= changed.get(number, {})
+        settings |= for_group
         settings["lr"] *= lr_mult
         if "weight_decay" in settings:
             settings["weight_decay"] *= wd_mult

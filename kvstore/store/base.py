@@ -265,6 +265,13 @@ class KVStore:
         """
         self._on_pull = on_pull
 
+    def declare(self, text: str | None) -> None:
+        """Let this worker's pushes say ``text`` from now on: in rounds whose workers do not say the same, all fail.
+
+        For what all workers must do alike, and nobody else would notice. It costs nothing while nobody says anything.
+        Where a push is an update of its own, or may count in a later round, nothing is compared.
+        """
+
     # ---- tables: rows by their ids
 
     def row_sparse_pull(
@@ -486,7 +493,8 @@ class KVStore:
                 sums of floating point that become the values of arrays: 1 / ``num_workers`` gives means. Half precision
                 is rounded after it.
             groups: what changes for each of ``set_optimizer``'s groups, in their order; ``lr`` too.
-            others: other hyper-parameters, of all keys whose group has none of its own.
+            others: other hyper-parameters, of all keys whose group has none of its own; of ``lr_mult`` and
+                ``wd_mult``, numbers here, of all keys that are in no group.
 
         Raises:
             UnknownName: no such hyper-parameter.

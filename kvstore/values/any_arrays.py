@@ -97,7 +97,10 @@ def as_output(out: Any) -> torch.Tensor:
     if hasattr(out, "__dlpack__"):
         _require_writable(out)
         return _written(as_tensor(out))
-    raise UsageError(f"out must be an array to write to, not {type(out).__name__}")
+    raise UsageError(
+        f"out must be an array to write to, not {type(out).__name__}: the value of an array is all of it, and is "
+        "written into an array of its shape"
+    )
 
 
 def as_tensors(value: Any) -> list[torch.Tensor]:

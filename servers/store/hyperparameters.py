@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from kvstore import wire
 from kvstore.errors import Mismatch, UsageError
+from kvstore.optim.hyperparameters import ALIKE
 from kvstore.optim.optimizer import Optimizer
 from kvstore.spec import Key, shorten
 from servers.names import workers
@@ -17,6 +18,7 @@ class UpdateHyperparameters(NamedTuple):
 
     Attributes:
         changes: others that differ from the optimizer's: ((group, name), value), in order. Group 0 is of all keys.
+        alike: what the worker says that all workers of the round must say, too; None says nothing.
         pushed, back: the compression of the contribution and of the answer, on which a round's workers must agree, too:
             else their replicas get other values. None is not compared.
     """
@@ -26,6 +28,7 @@ class UpdateHyperparameters(NamedTuple):
     changes: tuple[tuple[tuple[int, str], Any], ...] = ()
     pushed: str | None = None
     back: str | None = None
+    alike: str | None = None
 
     @classmethod
     def of(cls, message: wire.ClosedRounds | wire.ClosedRowRounds | wire.OptimizerCalls) -> UpdateHyperparameters:
@@ -61,10 +64,13 @@ def asked(message: wire.Push | wire.PushRows, optimizer: Optimizer | None) -> Up
     if not message.changes:
         return UpdateHyperparameters(message.lr, message.rescale)
     changes = changed(message.changes)
+    alike = changes.pop((0, ALIKE), None)
+    if not changes:
+        return UpdateHyperparameters(message.lr, message.rescale, alike=alike)
     if optimizer is None:
         raise UsageError("hyper-parameters for a store without an optimizer; call set_optimizer first")
     optimizer.require_changes(changes)
-    return UpdateHyperparameters(message.lr, message.rescale, tuple(sorted(changes.items())))
+    return UpdateHyperparameters(message.lr, message.rescale, tuple(sorted(changes.items())), alike=alike)
 
 
 class Contributed:
@@ -130,6 +136,12 @@ def agreed(given: Mapping[str, UpdateHyperparameters], keys: Mapping[Key, None])
             raise Mismatch(f"workers disagree on the {name} for the same round of {shorten(keys)}: {words}")
         return next(iter(given.values()), None)
 
+    if len({hyper.alike for hyper in given.values()}) > 1:
+        words = "; ".join(f"{hyper.alike or 'nothing of the kind'} on {who}" for who, hyper in given.items())
+        raise Mismatch(
+            f"workers do not train alike, as of the round of {shorten(keys)}: {words}. All workers must make the same "
+            "changes at the same step"
+        )
     common("compression", {who: hyper.pushed for who, hyper in given.items()})
     common("compression of what comes back", {who: hyper.back for who, hyper in given.items()})
     changes_by_who = {who: dict(hyper.changes) for who, hyper in given.items()}

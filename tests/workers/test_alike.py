@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -278,7 +279,9 @@ def test_a_parameter_that_one_worker_alone_has_unfrozen_is_named(pair: ThreadedJ
         optimizer.step()
         if store.rank == 1:
             model[0].requires_grad_(True)
-        text = r"parameters that were unfrozen or added since the last step .*: not set on worker 0, .*'0\.weight'"
+        text = (
+            r"parameters that were frozen, unfrozen or added since the last step .*: not set on worker 0, .*'0\.weight'"
+        )
 
         def step() -> None:
             optimizer.zero_grad()
@@ -463,3 +466,111 @@ def test_a_stores_own_join_is_refused_where_it_would_part_replicas(pair: Threade
         workers.join(made)
 
     pair.run(work)
+
+
+# ---- requires_grad, changed on one worker alone
+
+
+def of_torch(make: Callable[[nn.Module, torch.optim.Optimizer, DistStore], Any]) -> Callable[..., Any]:
+    return lambda model, store: make(model, torch.optim.SGD(model.parameters(), **SGD), store)
+
+
+def a_trainer(**options: Any) -> Callable[..., Any]:
+    return lambda model, store: Trainer(model.named_parameters(), "sgd", SGD, kvstore=store, **options)
+
+
+WAYS: dict[str, Callable[..., Any]] = {
+    "Trainer": a_trainer(),
+    "Trainer, updating here": a_trainer(update_on_kvstore=False),
+    "Trainer, overlapping": a_trainer(overlap=True),
+    "DistributedOptimizer": of_torch(lambda model, inner, store: DistributedOptimizer(inner, model, kvstore=store)),
+    "DistOpt": of_torch(lambda _, inner, store: DistOpt(inner, store)),
+    "PeriodicAveraging": of_torch(lambda model, inner, store: PeriodicAveraging(model, inner, store, sync_every=2)),
+    "PartialSync": of_torch(lambda model, inner, store: PartialSync(model, inner, store, chunk_bytes=64)),
+    "DiLoCo": of_torch(lambda model, inner, store: DiLoCo(model, inner, store, inner_steps=2)),
+}
+NAMED = r"0\.weight|of shape \[8, 6\]"  # DistOpt knows no names
+# Who begins to send a parameter that nobody else sends leaves the others waiting. They wait for each other then.
+AT_ONCE = {"DistributedOptimizer", "DistOpt", "PeriodicAveraging", "PartialSync"}
+
+
+def trained_where_one_changes(job: ThreadedJob, way: str, trains: bool, change: Callable[[DistStore], bool]) -> Any:
+    """Return the error of each worker, or the weights; ``0.weight`` begins or ends to be trained where ``change``."""
+
+    def work(session: Session) -> Any:
+        session.client.mutual.only_these_act = lambda _: True
+        store = here.store = DistStore(session, "dist_sync")
+        here.session = session
+        model = network()
+        model[0].weight.requires_grad_(not trains)
+        try:
+            optimizer = WAYS[way](model, store)
+            for step in range(8):
+                if step == 3 and change(store):
+                    model[0].weight.requires_grad_(trains)
+                model.zero_grad(set_to_none=False)
+                if isinstance(optimizer, DistOpt):
+                    optimizer(loss_of(model, step, store.rank))
+                else:
+                    loss_of(model, step, store.rank).backward()
+                    optimizer.step()
+            getattr(optimizer, "finish", lambda: None)()
+        except kv.KVStoreError as exc:
+            return exc
+        return [param.tolist() for param in model.parameters()]
+
+    return job.run_sessions(work)
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["frozen", "unfrozen"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_parameter_that_one_worker_alone_freezes_or_unfreezes_is_named_on_all(
+    way: str, trains: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.member.client.LOOK_S", 0.1)
+    monkeypatch.setattr("workers.trainer.peers.LOOK", 2)
+    with ThreadedJob(workers=2, servers=1) as job:
+        found = trained_where_one_changes(job, way, trains, lambda store: store.rank == 1)
+    if way == "DiLoCo" and not trains:
+        assert found[0] == found[1]  # all take the mean of what the workers have learned
+        return
+    kind = kv.Mismatch if not trains or way in AT_ONCE else kv.DeadlineExceeded
+    for error in found:
+        assert type(error) is kind
+        assert re.search(NAMED, str(error))
+        assert "froz" in str(error) or "requires a gradient there" in str(error)
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["frozen", "unfrozen"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_parameter_that_all_workers_freeze_or_unfreeze_is_no_difference(way: str, trains: bool) -> None:
+    with ThreadedJob(workers=2, servers=1) as job:
+        found = trained_where_one_changes(job, way, trains, lambda _: True)
+    if way == "DistOpt":
+        assert [type(error) for error in found] == [kv.UsageError] * 2
+        assert "make a new DistOpt" in str(found[1])
+    else:
+        assert found[0] == found[1] != network()[0].weight.tolist()
+
+
+def test_rates_that_one_worker_alone_changes_are_named_where_workers_update() -> None:
+    def work(store: DistStore) -> None:
+        model = network()
+        trainer = Trainer(model.named_parameters(), "sgd", SGD, kvstore=store, update_on_kvstore=False)
+
+        def steps(number: int) -> None:
+            for step in range(number):
+                trainer.zero_grad()
+                loss_of(model, step, store.rank).backward()
+                trainer.step()
+
+        steps(2)
+        trainer.set_learning_rate(0.05)  # on all
+        steps(2)
+        trainer.optimizer.param_groups[0]["weight_decay"] *= 1 + store.rank
+        text = r"do not train alike, .*: nothing of the kind on worker 0; weight_decay 0.02 on worker 1\. All workers"
+        with pytest.raises(kv.Mismatch, match=text):
+            steps(2)  # the update after the change has been made
+
+    with ThreadedJob(workers=2, servers=1) as job:
+        job.run(work)

@@ -24,9 +24,9 @@ from torch import nn
 from kvstore import AlreadyInitialized, KVStore, UnknownName, UsageError
 from kvstore.codecs.options import chosen
 from kvstore.plain import scalar
-from kvstore.ticket import Ticket
+from kvstore.ticket import Ticket, explained
 from workers.averaging.stepper import Stepper, require_alike
-from workers.common.checks import at_least
+from workers.common.checks import at_least, thawed
 from workers.common.gather import Gather
 from workers.common.stores import NO_RULE, join_refusal, open_store, updates_each_push
 from workers.common.values import everything_of, module_or_dict, parameters_of
@@ -72,6 +72,7 @@ class GlobalWeights:
             raise UsageError("outer_params must not have rescale_grad: outer gradients are means over workers")
         self._store, self._params = store, dict(params)
         self._frozen = set(frozen)
+        self._new: set[str] = set()  # those that have been unfrozen, and not been sent yet
         self._copies = {name: _wide(param).clone() for name, param in params.items()}
         store.set_optimizer(optimizer, rescale_grad=1 / store.num_workers, **hyperparameters)
         try:
@@ -85,7 +86,9 @@ class GlobalWeights:
     def thaw(self) -> None:
         """Train the parameters from now on that require a gradient now. Every worker calls this after each step."""
         if self._frozen:
-            self._frozen = {name for name in self._frozen if not self._params[name].requires_grad}
+            before = self._frozen
+            self._frozen = {name for name in before if not self._params[name].requires_grad}
+            self._new |= before - self._frozen
 
     @torch.no_grad()
     def push(self, names: Sequence[str], weight: float | None = None) -> Ticket:
@@ -100,7 +103,11 @@ class GlobalWeights:
             # What this worker began with had the precision of its own weights.
             torch.sub(copy.to(param.dtype), _wide(param), out=gradient)
             gradients.append(gradient)
-        with nullcontext() if weight is None else self._store.weighted(weight):
+        new, self._new = [name for name in names if name in self._new], self._new.difference(names)
+        with (
+            nullcontext() if weight is None else self._store.weighted(weight),
+            explained(thawed(new)) if new else nullcontext(),
+        ):
             return self._store.pushpull(list(names), gradients, [self._copies[name] for name in names], wait=False)
 
     def take(self, names: Sequence[str], mixing: float = 0.0) -> None:

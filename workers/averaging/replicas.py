@@ -197,7 +197,10 @@ class Replicas(Stepper):
         prints = [fingerprint(maybe[name]) if name in maybe and name in names else 0 for name in columns]
         rows = self._marks.exchange([*mine, *prints], timeout)
         marks = {rank: Mark(*row[: len(mine)]) for rank, row in rows.items()}
-        theirs = zip(*(row[len(mine) :] for row in rows.values()), strict=True)
+        theirs = list(zip(*(row[len(mine) :] for row in rows.values()), strict=True))
+        self._require_alike(
+            marks, {name: column for name, column in zip(columns, theirs, strict=True) if name in names}
+        )
         self._equal = {name for name, column in zip(columns, theirs, strict=True) if column[0] and len({*column}) == 1}
         for rank, mark in marks.items():
             if mark.states != mine.states:
@@ -209,6 +212,21 @@ class Replicas(Stepper):
             if mark.phase == phase == STEPPING and mark.steps != mine.steps:
                 raise Mismatch(f"worker {rank} is at step {mark.steps}, this one at step {mine.steps}")
         return marks
+
+    def _require_alike(self, marks: Mapping[int, Mark], prints: Mapping[str, Sequence[int]]) -> None:
+        """Raise ``Mismatch`` if a parameter is frozen on some workers alone; ``prints`` are 0 where it is trained."""
+        for name, column in prints.items():
+            # One that has finished has made its last step when others may not have frozen it yet.
+            there = {
+                rank: its for (rank, mark), its in zip(marks.items(), column, strict=True) if mark.phase == STEPPING
+            }
+            if name in self._params and any(there.values()) and not all(there.values()):
+                frozen = next(rank for rank, its in there.items() if its)
+                trained = next(rank for rank, its in there.items() if not its)
+                raise Mismatch(
+                    f"{name!r} is frozen on worker {frozen} and trained on worker {trained}: change requires_grad on "
+                    "all workers, between the same two averages"
+                )
 
     def _broadcast(self, everything: Mapping[str, torch.Tensor]) -> None:
         values = self._values()

@@ -122,7 +122,7 @@ class GradientAverager(BackwardPushes):
         names, tensors = list(params), list(params.values())
         self._buckets = divide([tensor.numel() * tensor.element_size() for tensor in tensors])
         super().__init__(names, tensors, store, self._buckets)
-        self._used, self._alike = used, alike
+        self._names, self._used, self._alike = names, used, alike
         self.rounds = 0
         self._average = average
         self._passes = passes
@@ -202,7 +202,8 @@ class GradientAverager(BackwardPushes):
         # Sums of flags tell all workers alike which parameters have a gradient. Each worker deciding by its own
         # gradients would leave some with a None where others have an average.
         flags = [self._sent.grads[position] for position in range(len(self._tensors))]
-        mark = self._alike.mark(BACKWARD)
+        frozen = [name for name, tensor in zip(self._names, self._tensors, strict=True) if not tensor.requires_grad]
+        mark = self._alike.mark(BACKWARD, frozen)
         self._sent.counts = torch.tensor(
             [*flags, *map(is_sparse, self._tensors), *mark], dtype=torch.int64, device="cpu"
         )

@@ -120,7 +120,7 @@ class OptimizerGradients:
         """Compute the gradients of ``loss``; earlier gradients are dropped."""
         if not isinstance(loss, torch.Tensor):
             raise UsageError(f"loss must be a tensor that was computed from the parameters, not {type(loss).__name__}")
-        self._require_same()
+        self.changed()
         for param in self.params:
             param.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
@@ -128,7 +128,7 @@ class OptimizerGradients:
 
     def read(self) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
         """Return the gradients by position (zeros where there is none), and for every parameter whether it has one."""
-        self._require_same()
+        self.changed()
         self._require_dense()
         grads = {}
         for i in self.trained:
@@ -150,11 +150,20 @@ class OptimizerGradients:
     def _now(self) -> list[torch.Tensor]:
         return [param for group in self._opt.param_groups for param in group["params"]][::-1]
 
-    def _require_same(self) -> None:
+    def changed(self) -> list[str]:
+        """Return which parameters have been frozen or unfrozen, in words; raise ``UsageError`` if there are others."""
         params = self._now()
-        if [*map(id, params)] != [*map(id, self.params)] or _requiring(params) != self.trained:
+        if [*map(id, params)] != [*map(id, self.params)]:
+            raise UsageError("the optimizer's parameters have changed: make a new DistOpt, on all workers")
+        if (now := _requiring(params)) == self.trained:
+            return []
+        return [f"{i} of shape {list(params[i].shape)}" for i in sorted({*now} ^ {*self.trained})]
+
+    def require_same(self) -> None:
+        if changed := self.changed():
             raise UsageError(
-                "the optimizer's parameters, or their requires_grad, have changed: make a new DistOpt, on all workers"
+                f"requires_grad has changed, of {'; '.join(changed)}, counted from the last: make a new DistOpt, on "
+                "all workers"
             )
 
     def _require_dense(self) -> None:

@@ -165,6 +165,7 @@ class DistOpt:
         if not self._turns_known:  # the keys of all turns, since a worker may join in the middle of them
             self._plain.prepare(_mean_keys(self._weights(self._gradients.trained)))
             self._turns_known = True
+        self._gradients.require_same()
         self._gradients.compute(loss)
         self._apart = self._apart or len(partitions) > 1
         self._updates += 1
@@ -403,13 +404,15 @@ class DistOpt:
         self._update(sums, present)
 
     def _with_mark(self, present: torch.Tensor) -> torch.Tensor:
-        mark = [0] * WIDTH if self._alike is None else self._alike.mark(STEP)
+        changed = self._gradients.changed()  # said before it is an error: other workers may have changed nothing
+        mark = [0] * WIDTH if self._alike is None else self._alike.mark(STEP, changed)
         return torch.cat([present.to(torch.int64), torch.tensor(mark, dtype=torch.int64, device="cpu")])
 
     def _update(self, sums: Mapping[int, torch.Tensor], present: torch.Tensor) -> None:
         """Update with sums of gradients; ``present`` has the sum of marks behind it."""
         if self._alike is not None:
             self._alike.require(present[-WIDTH:].tolist())
+        self._gradients.require_same()
         self._updates += 1
         self._meet()
         dtypes = {i: self._gradients.params[i].dtype for i in sums}

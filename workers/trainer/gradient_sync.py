@@ -21,7 +21,8 @@ from torch import nn
 from kvstore import AlreadyInitialized, KVStore, RowSparse, Table, Unsupported, UsageError
 from kvstore.job.config import Config
 from kvstore.rows.row_sparse import ParameterRows
-from kvstore.ticket import Ticket
+from kvstore.ticket import Ticket, explained
+from workers.common.checks import thawed
 from workers.common.row_steps import row_steps
 from workers.common.sparse_gradients import RoundRows, as_gradient, as_rows, is_sparse, push_rows, table_key
 from workers.common.stores import updates_each_push
@@ -380,7 +381,9 @@ class GradientSync:
         new = [position for position in positions if position in self._frozen]
         if new:
             out = [position for position in range(len(self._params)) if position not in new]
-            take(self._store, self._lists.keys(out), self._lists.weights(out), updates=self._rates is not None)
+            keys = self._lists.keys(out)
+            with explained(thawed(keys)):
+                take(self._store, keys, self._lists.weights(out), updates=self._rates is not None)
             self._frozen.difference_update(new)
         return bool(new)
 

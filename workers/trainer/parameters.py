@@ -50,6 +50,11 @@ class Parameter:
         """Return the gradients, one per device. A device that has none is an error."""
         grads = [tensor.grad for tensor in self.tensors]
         if any(grad is None for grad in grads):
+            if not self.trains:
+                raise UsageError(
+                    f"parameter {self.key!r} has no gradient, and requires none any more: freeze it on all workers at "
+                    "the same step, and pass ignore_stale_grad=True from then on"
+                )
             raise UsageError(
                 f"parameter {self.key!r} has no gradient: call backward() before step(), and leave out parameters "
                 "that the loss does not depend on; if that differs from step to step, pass ignore_stale_grad=True"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
 import torch
 
 from kvstore import DeadlineExceeded, KVStore, Unsupported, UsageError
+from kvstore.spec import shorten
 from workers.common.sparse_gradients import is_sparse, no_rows
 from workers.common.stores import updates_each_push
 from workers.common.torch_internals import multiply, write_count
 from workers.trainer.parameters import Key, Parameter, stale
+from workers.trainer.rates import Snapshot
 
 
 class Peers:
@@ -108,6 +110,60 @@ class Peers:
         if self._companion is not None:
             self._companion.close()
             self._companion, self._known = None, set()
+
+
+LOOK = 8  # steps from one look at which parameters are frozen to the next: a look costs 50 ns for each
+
+
+class Likeness:
+    """Has a trainer's pushes say what only this worker may have changed, so that such a step is an error on all.
+
+    What pushes say changes at the end of a step: those of the next one may leave during backward already.
+
+    Args:
+        frozen: the positions of parameters that are not in the store; others may take positions out of this set.
+    """
+
+    def __init__(self, store: KVStore | None, params: Sequence[Parameter], frozen: Collection[int]) -> None:
+        self._store = None if Peers(store).alone else store
+        self._params, self._frozen = params, frozen
+        self._firsts = [param.tensors[0] for param in params]
+        self._require: list[bool] = []
+        self._rates: Snapshot | None = None
+        self._texts: tuple[str, str] = "", ""
+
+    def say(self, step: int = 0, rates: Snapshot | None = None) -> None:
+        """Say which parameters are frozen again, and ``rates`` if they are others than at the last call.
+
+        Args:
+            step: the number of the step that is over, the same on all workers; 0 outside of steps.
+        """
+        if self._store is None:
+            return
+        about_frozen, before = self._texts[0], self._texts
+        if step % LOOK == 0 and (require := [tensor.requires_grad for tensor in self._firsts]) != self._require:
+            self._require = require
+            again = [
+                param.key
+                for position, param in enumerate(self._params)
+                if not require[position] and position not in self._frozen
+            ]
+            about_frozen = f"{shorten(again)} frozen" if again else ""
+        about_rates = "" if rates is None or rates == self._rates else _words(self._rates, rates)
+        self._rates, self._texts = rates or self._rates, (about_frozen, about_rates)
+        if self._texts != before:
+            self._store.declare(", ".join(filter(None, self._texts)) or None)
+
+
+def _words(before: Snapshot | None, after: Snapshot) -> str:
+    """Return what has changed between two updates in a few words; of the first update everything."""
+    olds = before or [{} for _ in after]
+    return ", ".join(
+        f"{name} {value}{f' of group {number}' if len(after) > 1 else ''}"
+        for number, (old, new) in enumerate(zip(olds, after, strict=True))
+        for name, value in new.items()
+        if name not in old or value != old[name]
+    )
 
 
 class SummedGradients:

@@ -14,7 +14,7 @@ from kvstore import UsageError
 from kvstore.dynamo import outside_graphs
 from kvstore.optim.algorithms.tensorwise import evaluated
 from kvstore.optim.hyperparameters import finite, is_number, plain
-from kvstore.optim.optimizer import Optimizer
+from kvstore.optim.optimizer import LAZY, MULTIPLIERS, Optimizer
 from kvstore.plain import scalar
 from workers.common.checks import at_least
 from workers.common.torch_internals import multiply, set_in_group
@@ -24,8 +24,6 @@ Schedule: TypeAlias = Callable[[int], float]
 Snapshot: TypeAlias = "list[dict[str, Any]]"
 
 STATE = "trainer"  # the only item of the ``state`` of a ``state_dict``
-
-_NOT_NUMBERS = ("params", "initial_lr", "lr_mult", "wd_mult")
 
 
 class Loaded(NamedTuple):
@@ -72,7 +70,9 @@ class TrainerRates:
         self._set_hyperparameters = set_hyperparameters
         self._schedule = schedule
         self._keys = keys
-        self._names = [name for name in groups[0] if name not in _NOT_NUMBERS]
+        self._kept = [list(group["params"]) for group in groups]
+        self._names = [[name for name in optimizer.defaults(0) if name in group] for group in groups]
+        self._sizes = [0 for _ in groups]  # how many entries each group had when ``_names`` was made
         # The groups that follow the optimizer's learning rate.
         own = ["lr" in group.hyper for group in optimizer.groups] or [False]
         self._following = [group for group, has_own in zip(groups, own, strict=True) if not has_own]
@@ -125,7 +125,9 @@ class TrainerRates:
                 for new, old in zip(now, self._applied, strict=True)
             ]
             if self._optimizer.groups:
-                self._set_hyperparameters(groups=changed)
+                # Tables of modules are in no group: they follow the optimizer's rate, as the groups without their own.
+                rate = self._following[0]["lr"] if self._following else None
+                self._set_hyperparameters(learning_rate=rate, groups=changed)
             else:
                 self._set_hyperparameters(learning_rate=changed[0].pop("lr", None), **changed[0])
             self._applied = now
@@ -167,8 +169,9 @@ class TrainerRates:
                 f"{path} is from a run with {len(groups)} parameter groups, but this trainer has {len(self.groups)}"
             )
         fresh = [
-            {name: _renewed(name, mine[name], theirs.get(name)) for name in self._names}
-            for mine, theirs in zip(self.groups, groups, strict=True)
+            {name: _renewed(name, mine[name], theirs.get(name)) for name in names}
+            | {name: finite(name, theirs[name]) for name in MULTIPLIERS if name in theirs}
+            for names, mine, theirs in zip(self._names, self.groups, groups, strict=True)
         ]
         return Loaded(num_update, fresh, tables, trained, saved)
 
@@ -196,16 +199,61 @@ class TrainerRates:
     def _now(self) -> Snapshot:
         """Return what the groups have now, as numbers: a rate that is a tensor would change in the snapshot, too."""
         now: Snapshot = []
-        for group in self.groups:  # at each step, so what is plain already is not looked at
+        if len(self.groups) != len(self._names):
+            raise UsageError(
+                f"a Trainer's groups are fixed when it is made: it has {len(self._names)}, and there are "
+                f"{len(self.groups)} now; make another Trainer for more parameters"
+            )
+        for number, group in enumerate(self.groups):  # at each step, so what is plain already is not looked at
+            if len(group) != self._sizes[number]:
+                self._look(number)
+            if not _same_tensors(group["params"], self._kept[number]):
+                raise UsageError(
+                    f"the tensors of parameter group {number} are other ones than those that its Trainer was made for, "
+                    "and trains; make another Trainer for these"
+                )
             taken = {
-                name: value if type(value := group[name]) in _PLAIN else _taken(name, value) for name in self._names
+                name: value if type(value := group[name]) in _PLAIN else _taken(name, value)
+                for name in self._names[number]
             }
             if type(group["lr"]) is not float:
                 taken["lr"] = finite("learning_rate", group["lr"])
             now.append(taken)
         return now
 
+    def _look(self, number: int) -> None:
+        """Find the entries of a group that matter, since some have come or gone; others are the program's own.
 
+        Schedulers write ``initial_lr`` and the like.
+        """
+        group, cls = self.groups[number], self._optimizer.found
+        if gone := [name for name in self._names[number] if name not in group]:
+            raise UsageError(f"parameter group {number} has no {gone[0]!r} any more: write its value in it again")
+        synonyms = cls.aliases | ({"beta1": "betas", "beta2": "betas"} if "betas" in cls.hyperparameters else {})
+        for name in group:
+            if name in synonyms:
+                raise UsageError(
+                    f"parameter group {number} has got {name!r}, which no update reads: between updates, write "
+                    f"{synonyms[name]!r}"
+                )
+            if name in _FIXED:
+                raise UsageError(
+                    f"parameter group {number} has got {name!r}, which cannot change between updates: pass it in the "
+                    "optimizer_params of a new Trainer"
+                )
+        known = self._names[number]
+        self._names[number] = [*known, *(name for name in MULTIPLIERS if name in group and name not in known)]
+        self._sizes[number] = len(group)
+
+
+def _same_tensors(one: list[torch.Tensor], two: list[torch.Tensor]) -> bool:
+    try:
+        return one == two  # a list looks for the same objects first, in a few nanoseconds each
+    except RuntimeError:  # tensors, in place of others
+        return False
+
+
+_FIXED = ("rescale_grad", "clip_gradient", LAZY)
 _PLAIN = frozenset({float, int, bool, str, type(None)})
 
 
@@ -254,7 +302,7 @@ def settings(collected: Collected, given: Mapping[str, Any]) -> tuple[dict[str, 
 
 def changed(before: Snapshot | None, after: Snapshot) -> list[tuple[str, Any]]:
     pairs = [] if before is None else zip(before, after, strict=True)
-    return [(name, old[name]) for old, new in pairs for name, value in new.items() if value != old[name]]
+    return [(name, old.get(name)) for old, new in pairs for name, value in new.items() if value != old.get(name)]
 
 
 def rates_given(optimizer: Any, options: Mapping[str, Any]) -> list[Any]:
@@ -265,12 +313,18 @@ def rates_given(optimizer: Any, options: Mapping[str, Any]) -> list[Any]:
     return [group.get("learning_rate", group.get("lr", rate)) for group in options.get("groups") or [{}]]
 
 
-def param_groups(optimizer: Optimizer, params: Sequence[Parameter], rates: Sequence[Any] = ()) -> list[dict[str, Any]]:
+def param_groups(
+    optimizer: Optimizer,
+    params: Sequence[Parameter],
+    rates: Sequence[Any] = (),
+    given: Sequence[Mapping[str, Any]] = (),
+) -> list[dict[str, Any]]:
     """Return torch's ``param_groups`` for an optimizer: each group's tensors and all its hyper-parameters.
 
     Args:
         rates: what was given as learning rate of each group. A tensor stays the group's rate, as in torch: the
             program may fill it later.
+        given: the groups as they were given, whose multipliers the program may change later.
     """
     groups = [
         {
@@ -282,6 +336,8 @@ def param_groups(optimizer: Optimizer, params: Sequence[Parameter], rates: Seque
     for group, rate in zip(groups, rates, strict=False):
         if isinstance(rate, torch.Tensor) and rate.is_floating_point():
             group["lr"] = rate
+    for group, own in zip(groups, given, strict=False):
+        group |= {name: finite(name, own[name]) for name in MULTIPLIERS if name in own}
     return groups
 
 
@@ -300,7 +356,8 @@ class TrainerOptimizer(torch.optim.Optimizer):
     _step_supports_amp_scaling = True
 
     def __init__(self, trainer: Any, groups: list[dict[str, Any]]) -> None:
-        first = {name: value for name, value in groups[0].items() if name != "params"}
+        # Defaults become the groups' that have none, and a multiplier is of its group alone.
+        first = {name: value for name, value in groups[0].items() if name not in ("params", *MULTIPLIERS)}
         super().__init__(groups, first)
         self.param_groups = groups
         self._trainer = trainer

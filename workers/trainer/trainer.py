@@ -38,7 +38,7 @@ from workers.trainer.parameters import (
     require_order,
     stale,
 )
-from workers.trainer.peers import Peers, SummedGradients, clip
+from workers.trainer.peers import Likeness, Peers, SummedGradients, clip
 from workers.trainer.rates import TrainerOptimizer, TrainerRates, param_groups, rates_given, settings
 
 log = logging.getLogger(__name__)
@@ -70,8 +70,9 @@ class Trainer:
 
     Args:
         params: ``model.named_parameters()``, ``model.parameters()``, a dict from name to parameter, or torch's list of
-            groups, ``[{"params": ..., "lr": 0.01}, ...]``, whose dicts may have ``lr_mult`` and ``wd_mult``; or a list
-            with one of these for each device of this process. Parameters that require no gradient are trained from the
+            groups, ``[{"params": ..., "lr": 0.01}, ...]``, whose dicts may have ``lr_mult`` and ``wd_mult``, which may
+            change between steps in ``optimizer.param_groups``; or a list with one of these for each device of this
+            process. Parameters that require no gradient are trained from the
             step on at which they do, on all workers. Tied weights are one parameter, under the first of their names.
         optimizer: an optimizer by name, class or unused instance; see ``KVStore.set_optimizer``.
         optimizer_params: hyper-parameters by torch's names or MXNet's; ``lr_mult`` and ``wd_mult``, dicts by the name
@@ -178,7 +179,7 @@ class Trainer:
         # A schedule of MXNet's writes its own numbers, so no tensor of anybody's is kept beside it.
         rates = rates_given(optimizer, options) if schedule is None else ()
         self._rates = TrainerRates(
-            param_groups(described, self._params, rates),
+            param_groups(described, self._params, rates, options.get("groups", ())),
             described,
             self._where.set_hyperparameters,
             schedule,
@@ -214,6 +215,7 @@ class Trainer:
                 unshare_for_state_dict(model, tensors)
         self._optimizer: TrainerOptimizer | None = None
         self._peers, self._summed = Peers(self._store), SummedGradients()
+        self._likeness = Likeness(self._store, self._params, self._frozen)
         # After the store's own join a worker keeps weights from before the others' last rounds.
         self.joining = None if self._store is None else self._store.reserve_join(_join_advice(self._local is None))
 
@@ -254,6 +256,7 @@ class Trainer:
             )
         self._store.boundary()
         self._sync.pull()
+        self._likeness.say()
         return True
 
     def _step(self, batch_size: int | None, ignore_stale_grad: bool) -> None:
@@ -270,6 +273,7 @@ class Trainer:
         if left_out and self._peers.alone:  # other workers' updates may have changed them
             self._sync.pull(left_out)
         self._updated()
+        self._likeness.say(self._rates.num_update)
 
     def allreduce_grads(self, ignore_stale_grad: bool = False) -> None:
         """Replace every gradient by its sum over devices and workers, for example to clip it before ``update``.
@@ -305,13 +309,14 @@ class Trainer:
         if self._local is None:
             raise UsageError("update() is for update_on_kvstore=False; this store updates in step()")
         scale = self._scale(batch_size)
-        self._rates.apply()
+        rates = self._rates.apply()
         if self._tables is not None:
             self._tables.scale = 1.0 / (self._parts if batch_size is None else batch_size)
             self._tables.pushes.step_over()
         self._local.update(scale, stale(self._params) if ignore_stale_grad else ())
         self._summed.clear()
         self._updated()
+        self._likeness.say(self._rates.num_update, rates)
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, *, batch_size: int | None = None
@@ -422,6 +427,7 @@ class Trainer:
         self._rates.num_update = self._peers.most(self._rates.num_update)
         if self._local is None:
             self._sync.pull()
+        self._likeness.say()
         return last
 
     def begin_join(self) -> None:

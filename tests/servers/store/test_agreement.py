@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -177,6 +178,18 @@ def test_workers_that_compress_differently_are_named_where_that_is_known():
     # A push that wants nothing back, and one that another server has recorded, do not say.
     assert given({"lr": 0.5, "pushed": "none", "back": "none"}, {"pushed": "none"}).lr == 0.5
     given({"pushed": "fp16"}, {})
+
+
+def test_what_pushes_say_is_compared_and_nothing_is_something_else():
+    desk, a, b = Desk(2, values={1: floats(0)}).and_workers()  # without an optimizer, too
+    said = [[0, "alike", "'w' frozen"]]
+    for clock, theirs in ((1, said), (2, [])):
+        desk.ask(a, replace(a.push({1: floats(1)}, clock), changes=said))
+        replies = desk.ask(b, replace(b.push({1: floats(1)}, clock), changes=theirs))
+        assert len(replies) == 2
+        for reply in replies.values():
+            if not theirs:
+                assert "'w' frozen on worker 0; nothing of the kind on worker 1" in text_of(reply, "Mismatch")
 
 
 def test_a_worker_that_asks_for_another_compression_of_what_comes_back_is_found_out_in_its_round():

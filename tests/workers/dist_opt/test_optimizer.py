@@ -399,8 +399,13 @@ def test_workers_with_other_parameters(run: Any) -> None:
 def test_parameters_that_came_later_and_sparse_gradients() -> None:
     model, sgd = alone()
     sgd.opt.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
-    with pytest.raises(kv.UsageError, match="the optimizer's parameters, or their requires_grad, have changed"):
+    with pytest.raises(kv.UsageError, match="the optimizer's parameters have changed"):
         sgd.backward_and_update(loss_of(model, 0, 0))
+    model, sgd = alone()
+    next(model.parameters()).requires_grad_(False)
+    for call in (sgd.backward_and_update, sgd.backward_and_partial_update):
+        with pytest.raises(kv.UsageError, match=r"requires_grad has changed, of \d of shape .* make a new DistOpt"):
+            call(loss_of(model, 0, 0))
     table = nn.Embedding(3, 2, sparse=True)
     sgd = DistOpt(torch.optim.SGD(table.parameters(), lr=0.1), "local")
     with pytest.raises(

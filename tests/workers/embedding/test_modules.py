@@ -357,6 +357,20 @@ def test_the_weight_of_a_module_has_nothing_to_train() -> None:
     assert [len(group["params"]) for group in trainer.optimizer.param_groups] == [2]
 
 
+@pytest.mark.parametrize("grouped", [False, True], ids=["without groups", "groups"])
+def test_rows_follow_the_learning_rate_of_the_trainer(grouped: bool) -> None:
+    store = kv.create("local")
+    items, head = workers.Embedding(4, 2, store=store, key="items"), nn.Linear(2, 1)
+    params = list(head.named_parameters())
+    options = {"kvstore": store, "update_on_kvstore": True}
+    trainer = workers.Trainer([{"params": params}] if grouped else params, "sgd", {"lr": 1.0}, **options)
+    trainer.set_learning_rate(0.0)
+    before = items([1, 2])
+    head(before).sum().backward()
+    trainer.step()
+    assert torch.equal(items([1, 2]), before)
+
+
 def test_a_buffer_named_as_what_the_table_has() -> None:
     module = workers.Embedding(None, 2, store=Recorded(), key="t")
     module.register_buffer("ids", torch.zeros(1))

@@ -236,3 +236,97 @@ def test_a_batch_size_may_be_a_number_of_any_library() -> None:
         param.grad = torch.full((2,), 2.0)
         trainer.step(size)
         assert param.tolist() == [-0.5, -0.5]
+
+
+def two_rates(how: dict[str, Any], **options: Any) -> tuple[list[nn.Parameter], Trainer]:
+    params = [nn.Parameter(torch.full((2,), 8.0)) for _ in range(2)]
+    groups = [{"params": [("a", params[0])], "lr_mult": 2.0}, {"params": [("b", params[1])]}]
+    return params, Trainer(groups, "sgd", {"lr": 1.0, "wd": 0.5} | options, **how)
+
+
+def values_after(params: list[nn.Parameter], trainer: Trainer) -> list[float]:
+    for param in params:
+        param.grad = torch.ones(2)
+    trainer.step(1)
+    return [param[0].item() for param in params]
+
+
+def changed_multipliers(how: dict[str, Any], path: Path) -> list[list[float]]:
+    params, trainer = two_rates(how)
+    one, two = trainer.optimizer.param_groups
+    found = [values_after(params, trainer)]  # 8 - 2·(1 + 4), 8 - (1 + 4)
+    one["lr_mult"] *= 0.25
+    two["wd_mult"] = 0
+    found.append(values_after(params, trainer))  # -2 - 0.5·(1 - 1), 3 - 1
+    trainer.save_states(path)
+    one["lr_mult"], two["lr_mult"] = 0.0, np.float32(0.5)
+    found.append(values_after(params, trainer))  # -2, 2 - 0.5
+    trainer.load_states(path)
+    assert (one["lr_mult"], two["wd_mult"]) == (0.5, 0)
+    return found
+
+
+@pytest.mark.parametrize("how", HOWS, ids=str)
+def test_multipliers_that_change_between_steps_count(how: dict[str, Any], tmp_path: Path) -> None:
+    assert changed_multipliers(how, tmp_path / "s") == [[-2, 3], [-2, 2], [-2, 1.5]]
+    (param,) = weights(0.0)
+    trainer = Trainer([param], "sgd", {"lr": 1.0}, **how)  # without groups
+    trainer.optimizer.param_groups[0]["lr_mult"] = torch.tensor(0.5)
+    assert values_after([param], trainer) == [-0.5]
+
+
+@pytest.mark.parametrize("update_on_kvstore", [True, False])
+def test_multipliers_change_on_servers(cluster: ThreadedJob, update_on_kvstore: bool, tmp_path: Path) -> None:
+    def work(store: DistStore) -> list[list[float]]:
+        how = {"kvstore": store, "update_on_kvstore": update_on_kvstore}
+        return changed_multipliers(how, tmp_path / f"{0 if update_on_kvstore else store.rank}")
+
+    assert cluster.run(work) == [[[-4, 2], [-4, 0], [-4, -1]]] * 2  # the sums of gradients are 2
+
+
+def test_multipliers_that_differ_between_workers_are_an_error_on_all(cluster: ThreadedJob) -> None:
+    def work(store: DistStore) -> None:
+        params, trainer = two_rates({"kvstore": store})
+        values_after(params, trainer)
+        trainer.optimizer.param_groups[1]["lr_mult"] = 0.5 + store.rank
+        with pytest.raises(kv.Mismatch, match=r"on the lr_mult of group 1 for .*: 0.5 on worker 0, 1.5 on worker 1"):
+            values_after(params, trainer)
+
+    cluster.run(work)
+
+
+CHANGES: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
+    ("MXNet's name", lambda group: group.update(wd=0.1), "'wd'.*write 'weight_decay'"),
+    ("of all", lambda group: group.update(clip_gradient=1.0), "'clip_gradient', which cannot change"),
+    ("a bool", lambda group: group.update(nesterov=True), "nesterov cannot become True"),
+    ("not a number", lambda group: group.update(lr_mult="much"), "lr_mult cannot become 'much'"),
+    ("gone", lambda group: group.pop("dampening"), "no 'dampening' any more"),
+    ("another tensor", lambda group: group.update(params=weights(1.0)), "other ones than those"),
+    ("a new tensor", lambda group: group["params"].append(weights(1.0)[0]), "other ones than those"),
+]
+
+
+@pytest.mark.parametrize(("change", "refusal"), [case[1:] for case in CHANGES], ids=[case[0] for case in CHANGES])
+def test_what_cannot_change_in_a_group_is_refused_at_the_step(
+    change: Callable[[dict[str, Any]], Any], refusal: str
+) -> None:
+    for how in HOWS[:4:3]:
+        params, trainer = two_rates(how)
+        trainer.optimizer.param_groups[1]["max_lr"] = 1.0  # a scheduler's own
+        before = values_after(params, trainer)
+        change(trainer.optimizer.param_groups[1])
+        with pytest.raises(kv.UsageError, match=refusal):
+            values_after(params, trainer)
+        assert [param[0].item() for param in params] == before
+
+
+def test_a_groups_multiplier_and_one_by_name_exclude_each_other() -> None:
+    params, trainer = two_rates({"kvstore": None})
+    trainer.optimizer.param_groups.append({"params": weights(1.0)})
+    with pytest.raises(kv.UsageError, match=r"it has 2, and there are 3 now"):
+        values_after(params, trainer)
+    param, other = weights(0.0, 0.0)
+    trainer = Trainer([("a", param), ("b", other)], "sgd", {"lr": 1.0, "lr_mult": {"b": 3.0}}, kvstore=None)
+    trainer.optimizer.param_groups[0]["lr_mult"] = 2.0
+    with pytest.raises(kv.UsageError, match=r"factors of their own, as here 1, 3: make them groups"):
+        values_after([param, other], trainer)

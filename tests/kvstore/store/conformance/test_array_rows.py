@@ -123,6 +123,8 @@ def test_pushpull_brings_the_whole_array(run: Run) -> None:
         store.init(["w", "b"], [FIRST, torch.zeros(3)])
         outs = [torch.empty(SHAPE), torch.empty(3)]
         store.pushpull(["w", "b"], [sparse(1), torch.ones(3)], outs)
+        with pytest.raises(kv.UsageError, match="not RowSparse: the value of an array is all of it"):
+            store.pull("w", sparse(1))
         settle(store)
         assert torch.equal(outs[0][1:3], FIRST[1:3])
         assert (outs[0][0] < FIRST[0]).all()

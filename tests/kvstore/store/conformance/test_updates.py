@@ -172,6 +172,22 @@ def test_gradients_can_be_scaled_anew(run: Run) -> None:
     run(work)
 
 
+@every
+def test_a_multiplier_of_a_group_changes(run: Run) -> None:
+    def work(store: kv.KVStore) -> None:
+        groups = [{"keys": ["w"], "lr_mult": 0.5}]
+        store.set_optimizer("sgd", learning_rate=1.0, groups=groups, lr_mult={"v": 2.0})
+        store.init(["v", "w"], [torch.zeros(2)] * 2)
+        store.set_hyperparameters(groups=[{"lr_mult": 0.25}])
+        settle(store, store.push(["v", "w"], [torch.ones(2)] * 2))
+        for key, change in (("v", 2.0), ("w", 0.25)):
+            assert (pulled(store, key, (2,)) == -change * store.num_workers).all()
+        with pytest.raises(kv.UsageError, match=r"keys have factors of their own, as here 1, 2"):
+            store.set_hyperparameters(lr_mult=3.0)
+
+    run(work)
+
+
 @assigning
 def test_pushes_may_have_weights(run: Run) -> None:
     """Worker r pushes r + 1, with a weight of r + 1; then, outside of the block, with the same weight as all."""
