@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from asking import Desk, Worker
 
 from kvstore import wire
 from kvstore.lineage import Version
+from kvstore.rows.halves import narrowed, widened
 from kvstore.rows.layout import part_bytes, read_rows, write_rows
 from kvstore.table import Table
 
@@ -56,11 +57,15 @@ def push_rows(
         [codec] * len(gradients),
         buffers=[
             ids.tobytes(),
-            b"".join(_encoded(np.array(list(rows.values()), dtype), codec) for rows in gradients.values()),
+            b"".join(_encoded(_array(rows.values(), dtype), codec) for rows in gradients.values()),
             np.array([each for segment in gradients for each in wanted.get(segment, ())], number).tobytes(),
         ],
         **others,
     )
+
+
+def _array(rows: Iterable[Sequence[float]], dtype: str) -> Any:
+    return narrowed(np.array(list(rows), np.float64), dtype)
 
 
 def pull_rows(
@@ -127,7 +132,7 @@ def rows_in(reply: Any, width: int = 2, dtype: str = "float32", codec: str = "no
     payload, found, start = bytes(reply.buffers[0]), [], 0
     for count in reply.counts:
         stop = start + part_bytes(count, width, dtype, codec)
-        found.append(read_rows(payload[start:stop], count, width, dtype, codec).tolist())
+        found.append(widened(read_rows(payload[start:stop], count, width, dtype, codec)).tolist())
         start = stop
     assert start == len(payload)
     return found
