@@ -84,8 +84,10 @@ def pull_rows(
     )
 
 
-def put_rows(worker: Worker, segment: int, rows: Mapping[int, Sequence[float]], **others: Any) -> wire.PutRows:
-    buffers = [np.array(list(rows), np.int64).tobytes(), np.array(list(rows.values()), np.float32).tobytes()]
+def put_rows(
+    worker: Worker, segment: int, rows: Mapping[int, Sequence[float]], dtype: str = "float32", **others: Any
+) -> wire.PutRows:
+    buffers = [np.array(list(rows), np.int64).tobytes(), _array(rows.values(), dtype).tobytes()]
     fields = {"version": None, "steps": None, "names": [], "dtypes": [], "columns": []} | others
     return wire.PutRows(worker.me(), 0, segment, len(rows), buffers=[*buffers, *fields.pop("parts", [])], **fields)
 

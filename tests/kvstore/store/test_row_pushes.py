@@ -332,7 +332,10 @@ def test_rows_of_half_precision_are_those_of_float32_rounded(run: Run, dtype: to
             listed = slice(0, 1 + number % 3)
             widths = [8, 8, 3][listed]
             rows = [torch.randn(len(ids), width, generator=generator).to(dtype) for width in widths]
-            calls = [(of[listed], [kv.RowSparse(ids, part.to(each)) for part in rows]) for of, each in zip(keys, both, strict=True)]
+            calls = [
+                (of[listed], [kv.RowSparse(ids, part.to(each)) for part in rows])
+                for of, each in zip(keys, both, strict=True)
+            ]
             if "async" in store.type or "ssp" in store.type:  # one message, for each push is an update
                 calls = [([key for of, _ in calls for key in of], [value for _, each in calls for value in each])]
             outs = []
@@ -350,7 +353,9 @@ def test_rows_of_half_precision_are_those_of_float32_rounded(run: Run, dtype: to
         whole = torch.empty(ROWS, 8, dtype=dtype)
         store.pull("fixed", whole, ignore_sparse=False)
         assert torch.equal(whole, store.row_sparse_pull("fixed32", row_ids=torch.arange(ROWS)).to(dtype))
-        rows_of = {int(each): row for part in store.table_rows("fixed") for each, row in zip(part.ids, part.rows, strict=True)}
+        rows_of = {
+            int(each): row for part in store.table_rows("fixed") for each, row in zip(part.ids, part.rows, strict=True)
+        }
         assert all(torch.equal(row, whole[each]) for each, row in rows_of.items())
 
     run(work)

@@ -50,6 +50,32 @@ def test_bags_as_torch_with_sparse_adam_to_the_bit(mode: str, each: int) -> None
     assert torch.equal(bag.state_dict()["weight"], reference.weight)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_as_torch_with_a_copy_in_float32(dtype: torch.dtype) -> None:
+    store = Recorded("sgd", learning_rate=2.0**-10, momentum=0.5)
+    tables = {"dtype": dtype, "store": store, "init": "constant"}
+    module, bag = (
+        workers.Embedding(20, 4, key="t", **tables),
+        workers.EmbeddingBag(20, 4, key="u", **tables, mode="sum"),
+    )
+    masters = [nn.Parameter(torch.ones(20, 4)) for _ in range(2)]
+    optimizer = torch.optim.SGD(masters, lr=2.0**-10, momentum=0.5)
+    factors = torch.arange(1.0, 5.0)
+    for _ in range(6):
+        # Each gradient is exact in half precision, but not the sum of all that an id has.
+        ids = torch.arange(20).repeat(33, 1)
+        large = torch.ones(33, 20, 1).index_fill_(0, torch.tensor([0]), 512.0)
+        rows, bags = module(ids), bag(ids.T.contiguous())
+        assert rows.dtype == bags.dtype == dtype
+        assert torch.equal(rows[0], masters[0].to(dtype))
+        ((rows * (large * factors).to(dtype)).sum() + (bags * factors.to(dtype)).sum()).backward()
+        masters[0].grad = (factors * (512 + 32)).to(dtype).float().expand(20, 4).clone()
+        masters[1].grad = (factors * 33).to(dtype).float().expand(20, 4).clone()
+        optimizer.step()
+    for each, master in zip((module, bag), masters, strict=True):
+        assert torch.equal(each.state_dict()["weight"], master.to(dtype))
+
+
 def test_sgd_sums_what_an_id_has_before_it_updates_as_torch_does_with_coalesced_gradients() -> None:
     store = Recorded("sgd", learning_rate=0.1)
     module = workers.Embedding(40, 4, store=store, key="t")
@@ -393,9 +419,10 @@ def test_modes_that_there_are_not() -> None:
 
 def test_a_key_that_is_taken() -> None:
     store = Recorded()
-    workers.Embedding(5, 2, store=store, key="t")
+    first = workers.Embedding(5, 2, store=store, key="t")  # by a name: it may be collected otherwise, and is forgotten
     with pytest.raises(kv.AlreadyInitialized, match=r"EmbeddingBag\.of\(module\), or Embedding\.of, makes a second"):
         workers.Embedding(5, 2, store=store, key="t")
+    assert first.key == "t"
 
 
 @pytest.mark.parametrize("ahead", [False, True])
