@@ -225,7 +225,8 @@ class OpenTable(ReadableRows):
         """Yield all rows that were saved, each once, up to ``count`` at a time, with their states.
 
         Of a table with a shape these are rows that a push or ``put_rows`` had changed, and perhaps others.
-        ``whole_pages`` also has those that nobody had changed.
+        ``whole_pages`` also has those that nobody had changed. Rows are arrays of numpy, which lacks bfloat16: of such
+        a table they are int16 with its bits, and ``torch.from_numpy(page.rows).view(torch.bfloat16)`` has the numbers.
 
         Args:
             count: of rows.
