@@ -134,8 +134,10 @@ def first_rows(what: str, value: Any) -> tuple[Table, tuple[Ids, Rows] | None]:
     except UsageError as exc:
         raise UsageError(f"{what}: {exc}") from None
     ids, rows = _parts(what, given, table)
-    ids, rows = coalesce(ids, widened(rows))
-    return table, (ids, narrowed(rows, table.dtype))
+    if bool((ids[1:] <= ids[:-1]).any()):
+        ids, rows = coalesce(ids, widened(rows))
+        rows = narrowed(rows, table.dtype)
+    return table, (ids, rows)
 
 
 def given_rows(what: str, table: Table, value: Any) -> tuple[Ids, Rows]:

@@ -210,8 +210,11 @@ def test_a_learning_rate_counts_from_the_next_push_on(run: Run) -> None:
 def test_rows_that_nobody_pushes_decay_without_lazy_update_alone(run: Run, lazy: bool) -> None:
     def work(store: kv.KVStore) -> None:
         begin(store, lr=0.5, wd=0.5, momentum=0.5, lazy_update=lazy)
+        store.init("half", kv.Table(shape=(ROWS, WIDTH), init="constant", dtype="bfloat16"))
         for _ in range(2):
             store.push("t", grads([3], 1.0 / store.num_workers))
+            row = torch.ones(1, WIDTH, dtype=torch.bfloat16)
+            store.push("half", kv.RowSparse([3], row) if store.rank == 0 else kv.RowSparse([], row[:0]))
         momentum, buffer, weight, still = 0.0, 0.0, 1.0, 1.0
         for _ in range(2):
             momentum = 0.5 * momentum + 1.0 + 0.5 * weight
@@ -219,6 +222,7 @@ def test_rows_that_nobody_pushes_decay_without_lazy_update_alone(run: Run, lazy:
             buffer = 0.5 * buffer + 0.5 * still
             still -= 0.5 * buffer
         np.testing.assert_allclose(firsts(store, [3, 4]), [weight, 1.0 if lazy else still], rtol=1e-6)
+        assert firsts(store, [3, 4], "half") == torch.tensor([weight, 1.0 if lazy else still]).bfloat16().tolist()
 
     run(work)
 
