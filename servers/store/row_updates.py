@@ -19,7 +19,7 @@ from kvstore.rows.row_table import RowTable
 from kvstore.rows.sums import Room, RowBatch, Rows, sum_batches, sum_rows
 from kvstore.rows.updates import can_step_together, update_parts, update_together
 from kvstore.rule import Rule
-from kvstore.spec import ITEMSIZE, Key, shorten
+from kvstore.spec import HALVES, ITEMSIZE, Key, shorten
 from kvstore.table import Table
 from kvstore.transport.memory import SMALL, Memory
 from kvstore.values import all_finite
@@ -295,15 +295,18 @@ class RowUpdates:
         """Return why updates must not be made whose sums are not finite, if the store checks."""
         if not self._rule.finite:
             return {}
-        errors: dict[RowTarget, Exception] = {}
-        for (target, items, *_), (_, rows) in zip(members, _of_each(sums), strict=True):
-            dtype = target.description.sum_dtype
-            if target.updater is None:  # the sum becomes the value, and half precision may be too narrow for it
-                dtype = target.dtype
-                rows = widened(narrowed(rows, dtype))
-            if not all_finite(torch.from_numpy(rows)):
-                errors[target] = _not_finite_rows(target.name, items, dtype)
-        return errors
+        # Of a table without an updater the sum becomes the value, and half precision may be too narrow for it.
+        used = [
+            update.target.description.sum_dtype if update.target.updater is not None else update.target.dtype
+            for update in members
+        ]
+        if HALVES.isdisjoint(used) and all(all_finite(torch.from_numpy(batch.rows)) for batch in sums):
+            return {}
+        return {
+            update.target: _not_finite_rows(update.target.name, update.items, dtype)
+            for update, dtype, (_, rows) in zip(members, used, _of_each(sums), strict=True)
+            if not all_finite(torch.from_numpy(widened(narrowed(rows, dtype))))
+        }
 
     def _failed(
         self, exc: Exception, targets: Sequence[RowTarget], versions: Sequence[int] = (), in_place: bool = False

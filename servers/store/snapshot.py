@@ -264,7 +264,5 @@ def _restore_stripe(tables: ServedTables, message: wire.StripeState) -> None:
     target.changed = {
         version: integers(buffer) for version, buffer in zip(message.changed, message.buffers, strict=True)
     }
-    nobody = np.empty(0, np.int64)
-    target.table.put(
-        nobody, np.empty((0, table.width), array_dtype(table.dtype)), {}, message.updates
-    )  # pages say what was seen
+    nobody = np.empty(0, np.int64), np.empty((0, table.width), array_dtype(table.dtype))
+    target.table.put(*nobody, {}, message.updates)  # pages say what was seen
