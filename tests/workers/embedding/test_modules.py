@@ -54,26 +54,27 @@ def test_bags_as_torch_with_sparse_adam_to_the_bit(mode: str, each: int) -> None
 def test_half_precision_is_as_torch_with_a_copy_in_float32(dtype: torch.dtype) -> None:
     store = Recorded("sgd", learning_rate=2.0**-10, momentum=0.5)
     tables = {"dtype": dtype, "store": store, "init": "constant"}
-    module, bag = (
+    modules = [
         workers.Embedding(20, 4, key="t", **tables),
-        workers.EmbeddingBag(20, 4, key="u", **tables, mode="sum"),
-    )
-    masters = [nn.Parameter(torch.ones(20, 4)) for _ in range(2)]
+        workers.Embedding(20, 4, key="p", padding_idx=19, **tables),
+        workers.EmbeddingBag(20, 4, key="u", mode="sum", **tables),
+    ]
+    masters = [nn.Parameter(torch.ones(20, 4)) for _ in modules]
     optimizer = torch.optim.SGD(masters, lr=2.0**-10, momentum=0.5)
     factors = torch.arange(1.0, 5.0)
+    ids = torch.arange(20).repeat(33, 1)
+    large = torch.ones(33, 20, 1).index_fill_(0, torch.tensor([0]), 4096.0)  # to which half precision can add no 1
     for _ in range(6):
-        # Each gradient is exact in half precision, but not the sum of all that an id has.
-        ids = torch.arange(20).repeat(33, 1)
-        large = torch.ones(33, 20, 1).index_fill_(0, torch.tensor([0]), 512.0)
-        rows, bags = module(ids), bag(ids.T.contiguous())
-        assert rows.dtype == bags.dtype == dtype
-        assert torch.equal(rows[0], masters[0].to(dtype))
-        ((rows * (large * factors).to(dtype)).sum() + (bags * factors.to(dtype)).sum()).backward()
-        masters[0].grad = (factors * (512 + 32)).to(dtype).float().expand(20, 4).clone()
-        masters[1].grad = (factors * 33).to(dtype).float().expand(20, 4).clone()
+        first, padded, bags = (module(ids.T.contiguous() if module is modules[2] else ids) for module in modules)
+        assert first.dtype == padded.dtype == bags.dtype == dtype
+        assert torch.equal(first[0], masters[0].to(dtype))
+        weights = (large * factors).to(dtype)
+        ((first * weights).sum() + (padded * weights).sum() + (bags * factors.to(dtype)).sum()).backward()
+        for master, total in zip(masters, (4096 + 32, 4096 + 32, 33), strict=True):
+            master.grad = (factors * total).to(dtype).float().expand(20, 4).clone()
         optimizer.step()
-    for each, master in zip((module, bag), masters, strict=True):
-        assert torch.equal(each.state_dict()["weight"], master.to(dtype))
+    for module, master in zip(modules, masters, strict=True):
+        assert torch.equal(module.state_dict()["weight"][:19], master[:19].to(dtype))
 
 
 def test_sgd_sums_what_an_id_has_before_it_updates_as_torch_does_with_coalesced_gradients() -> None:

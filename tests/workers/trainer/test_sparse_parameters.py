@@ -332,15 +332,15 @@ def test_a_pull_by_the_name_of_a_parameter_gives_its_rows_of_now() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("on_store", [False, True])
 def test_parameters_of_half_precision_are_updated_through_float32(dtype: torch.dtype, on_store: bool) -> None:
-    master = torch.full((6, 3), 256.0)
-    for sparse in (False, True):
-        bag = nn.EmbeddingBag(6, 3, mode="sum", sparse=sparse, _weight=master.to(dtype))
-        trainer = Trainer(bag.parameters(), "sgd", {"lr": 2.0**-3}, kvstore="local", update_on_kvstore=on_store)
-        for _ in range(8):
-            trainer.zero_grad()
-            bag(torch.tensor([[1, 2, 2]])).sum().backward()
-            trainer.step(1)
-        assert bag.weight[:, 0].tolist() == [256, 255, 254, 256, 256, 256]
+    embedding = nn.Embedding(4, 3, sparse=True, _weight=torch.full((4, 3), 256.0, dtype=dtype))
+    trainer = Trainer(embedding.parameters(), "sgd", {"lr": 2.0**22}, kvstore="local", update_on_kvstore=on_store)
+    ids = torch.tensor([1, *[2] * 1025])
+    factors = torch.tensor([512.0, 4096.0, *[1.0] * 1024], dtype=dtype)  # in half precision the ones would be lost
+    for _ in range(8):
+        trainer.zero_grad()
+        (embedding(ids) * factors[:, None]).sum().backward()
+        trainer.step(2**34)  # divided by so much, float16 would be 0
+    assert embedding.weight[:, 0].tolist() == [256, 255, 246, 256]
 
 
 def not_finite(store: Any) -> None:
