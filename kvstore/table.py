@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 from kvstore.dynamo import outside_graphs
 from kvstore.errors import UsageError, choices
 from kvstore.plain import integer, scalar
-from kvstore.spec import ITEMSIZE, MAX_ELEMENTS, Key, Spec, as_shape, check_key
+from kvstore.spec import ITEMSIZE, MAX_ELEMENTS, Key, Spec, as_shape, check_key, sum_dtype
 
-DTYPES = ("float32", "float64")
+DTYPES = ("float16", "bfloat16", "float32", "float64")
 INITS = ("zeros", "constant", "uniform", "normal")
 CODECS = ("none", "fp16", "bf16", "int8")
 CAPACITY_BY = ("age", "count")
@@ -113,7 +113,8 @@ class Table:
     Attributes:
         rows: how many rows there are; None if the table grows.
         row: the shape of one row.
-        dtype: of all rows: ``float32`` or ``float64``.
+        dtype: of all rows: ``float16``, ``bfloat16``, ``float32`` or ``float64``. Those of half precision are summed in
+            float32, and an optimizer keeps and updates a float32 copy of each row.
         init: how a row begins: ``zeros``, ``constant`` (``scale``), ``uniform`` (from ``-scale`` to ``scale``) or
             ``normal`` (of standard deviation ``scale``). It is a pure function of seed, id and column.
         scale: see ``init``.
@@ -228,6 +229,11 @@ class Table:
     def row_bytes(self) -> int:
         """Bytes of one row."""
         return self.width * ITEMSIZE[self.dtype]
+
+    @property
+    def sum_dtype(self) -> str:
+        """The dtype in which rows are summed, and updated."""
+        return sum_dtype(self.dtype)
 
     def rows_of(self, stripe: int, stripes: int) -> int:
         """Return how many rows server ``stripe`` of ``stripes`` has from the start."""

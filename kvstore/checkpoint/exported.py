@@ -13,6 +13,7 @@ from kvstore.checkpoint.checkpoint_reader import CheckpointReader, verify
 from kvstore.checkpoint.tensors import DTYPES, TensorHeader, require_names, write_tensors
 from kvstore.errors import CheckpointError
 from kvstore.optim.states import StateTensors
+from kvstore.rows.halves import array_dtype
 from kvstore.rows.open_table import whole_pages
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.rows.stripe import STATE
@@ -94,7 +95,7 @@ class ExportedTable:
 
     def _rows(self) -> Any:
         table, count = self._table, self._table.rows or 0
-        rows = np.empty((count, table.width), table.dtype)
+        rows = np.empty((count, table.width), array_dtype(table.dtype))
         for page in whole_pages(table, self._pages, PAGE_ROWS):
             rows[page.ids] = page.rows
         return rows

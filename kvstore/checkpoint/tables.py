@@ -14,6 +14,7 @@ import torch
 
 from kvstore.errors import CheckpointError
 from kvstore.rows.frozen_rows import Page
+from kvstore.rows.halves import array_of_rows
 from kvstore.rows.ids import stripes_of
 from kvstore.table import Table
 
@@ -56,26 +57,32 @@ class StripeNames(NamedTuple):
 
 
 def as_array(tensor: torch.Tensor) -> Any:
-    """Return ``tensor`` as an array of numpy. Raises ``CheckpointError`` if numpy has no such dtype."""
+    """Return ``tensor`` as an array of numpy, as tables have it.
+
+    Raises:
+        CheckpointError: numpy has no such dtype.
+    """
     try:
-        return tensor.numpy()
+        return array_of_rows(tensor)
     except TypeError as exc:
         raise CheckpointError(str(exc)) from None
 
 
 def read_page(table: Table, segment: int, page: int, parts: Iterable[str], read: ReadTensor) -> Page:
     """Return a page of a segment of ``table``. Raises ``CheckpointError`` if it is not one of this table."""
-    arrays = {part: as_array(read(page_name(segment, page, part))) for part in parts}
-    ids, rows = arrays.pop(IDS, None), arrays.pop(VALUES, None)
-    if ids is None or rows is None or ids.dtype != np.int64 or ids.ndim != 1:
+    tensors = {part: read(page_name(segment, page, part)) for part in parts}
+    values = tensors.pop(VALUES, None)
+    arrays = {part: as_array(tensor) for part, tensor in tensors.items()}
+    ids = arrays.pop(IDS, None)
+    if ids is None or values is None or ids.dtype != np.int64 or ids.ndim != 1:
         raise CheckpointError(f"page {page} of segment {segment} has no ids, or no rows")
-    wanted = (len(ids), table.width), table.dtype
-    if (rows.shape, rows.dtype.name) != wanted or any(part.shape[:1] != ids.shape for part in arrays.values()):
-        raise CheckpointError(f"page {page} of segment {segment} is {rows.dtype}{rows.shape}, not of {table}")
+    found = (tuple(values.shape), str(values.dtype).removeprefix("torch."))
+    if found != ((len(ids), table.width), table.dtype) or any(part.shape[:1] != ids.shape for part in arrays.values()):
+        raise CheckpointError(f"page {page} of segment {segment} is {found[1]}{found[0]}, not of {table}")
     outside = table.rows is not None and bool(((ids < 0) | (ids >= table.rows)).any())  # one that grows takes any id
     if outside or len(np.unique(ids)) < len(ids):
         raise CheckpointError(f"page {page} of segment {segment} has ids that are not of {table}, or one twice")
-    return Page(ids, rows, arrays)
+    return Page(ids, as_array(values), arrays)
 
 
 def are_rest(parts: Mapping[str, torch.Tensor]) -> bool:

@@ -35,6 +35,7 @@ from kvstore.optim.hyperparameters import carried
 from kvstore.optim.optimizer import require_shapes
 from kvstore.placement import WHOLE
 from kvstore.rows.frozen_rows import Page
+from kvstore.rows.halves import array_of_rows, tensor_of_rows
 from kvstore.rows.ids import Ids
 from kvstore.rows.row_arguments import given_rows
 from kvstore.rows.row_sparse import RowSparse
@@ -280,7 +281,7 @@ class DistStore(KVStore):
         shape = None if table.rows is None else (table.rows, *table.row)
         with reading:
             for page in reading.pages(state=False):
-                yield RowSparse(page.ids, page.rows.reshape(len(page.ids), *table.row), shape)
+                yield RowSparse(page.ids, tensor_of_rows(page.rows).view(len(page.ids), *table.row), shape)
 
     def evict(self, key: Any) -> None:
         key = self._arguments.resolved(key)
@@ -347,8 +348,8 @@ class DistStore(KVStore):
         return self._entries[key]
 
     def _row_array(self, key: Key, ids: Ids) -> Rows:
-        rows: Rows = self.row_sparse_pull(key, row_ids=ids).view(len(ids), self._plans.table(key).width).numpy()
-        return rows
+        rows = self.row_sparse_pull(key, row_ids=ids)
+        return array_of_rows(rows.view(len(ids), self._plans.table(key).width))
 
     def _clock(self, entry: Entry) -> int:
         return int(self._clocks.pushed[entry.place])

@@ -13,6 +13,7 @@ import torch
 
 from kvstore import wire
 from kvstore.client.plans import NARROW, Parcel, RowPlan, views_of
+from kvstore.rows.halves import array_of_rows
 from kvstore.rows.ids import Ids, joined, stripes_of
 from kvstore.rows.layout import write_rows
 from kvstore.rows.sums import Positions, Rows
@@ -150,7 +151,7 @@ def block_of(parts: Sequence[torch.Tensor], width: int) -> RowBlock | None:
             return None
         firsts.append(row)
     count = memory.nbytes() // (first.element_size() * width)
-    rows: Rows = first.detach().as_strided((count, width), (width, 1), 0).numpy()
+    rows = array_of_rows(first.detach().as_strided((count, width), (width, 1), 0))
     return RowBlock(rows, np.array(firsts, np.int64))
 
 
@@ -238,8 +239,12 @@ class OutgoingRows:
     Args:
         ids: of each table, rising.
         rows: of each table, a row for each id, contiguous. They must stay as they are until the messages are made.
+            Those of half precision are as their tables have them, or all are float32.
         block: the array that has all rows, if they lie in one.
         whole: the ids of all tables, one after the other, if somebody has them.
+
+    Attributes:
+        in_float32: see ``PushRows``.
     """
 
     def __init__(
@@ -253,6 +258,7 @@ class OutgoingRows:
         self._plan = plan
         self._rows = rows
         self._block = block
+        self.in_float32 = any(rows[place].dtype == np.float32 for place in plan.halves)
         self.striped = Striped(plan, ids, whole)  # the ids, by server
 
     def counts(self, server: int) -> list[int]:
@@ -262,13 +268,15 @@ class OutgoingRows:
         return self.striped.ids(server)
 
     def nbytes(self, server: int) -> int:
+        if self.in_float32:
+            return sum(self._plan.lengths(self.counts(server), sums=True))
         return self._plan.nbytes(self.counts(server))
 
     def write(self, server: int, into: memoryview) -> None:
         at = 0
         if not len(into):
             return
-        if self._plan.item is not None:
+        if self._plan.item is not None and not self.in_float32:
             whole = np.frombuffer(into, self._rows[0].dtype).reshape(-1, self._plan.tables[0].width)
             if self._block is not None:
                 self._block.rows.take(self.striped.rows_in(self._block.firsts, server), axis=0, out=whole, mode="clip")
@@ -279,7 +287,7 @@ class OutgoingRows:
                     rows.take(positions, 0, whole[at:stop], "clip")  # they are in range: no check of them
                     at = stop
             return
-        lengths = self._plan.lengths(self.counts(server))
+        lengths = self._plan.lengths(self.counts(server), self.in_float32)
         for table, rows, positions, length in zip(
             self._plan.tables, self._rows, self.striped.positions(server), lengths, strict=True
         ):

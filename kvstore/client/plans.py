@@ -345,7 +345,9 @@ class RowPlan:
         self.shapes = [None if table.rows is None else (table.rows, *table.row) for table in self.tables]
         self.dtypes: list[torch.dtype] = [getattr(torch, table.dtype) for table in self.tables]
         # of the elements of each, and the shape of its rows
-        self.formats = [(np.dtype(table.dtype), table.row) for table in self.tables]
+        self.formats = [(dtype, table.row) for dtype, table in zip(self.dtypes, self.tables, strict=True)]
+        # the positions of tables of half precision
+        self.halves = [place for place, table in enumerate(self.tables) if table.sum_dtype != table.dtype]
         self.grow = any(table.grows for table in self.tables)
         every = np.iinfo(np.int64)
         # least, greatest: the ids that rows of each can have
@@ -365,9 +367,10 @@ class RowPlan:
         # one row, if those of all tables are alike and lie back to back in messages, as they are; else None
         self.item = np.dtype((np.void, first.row_bytes)) if whole else None
 
-    def lengths(self, counts: Sequence[int]) -> list[int]:
+    def lengths(self, counts: Sequence[int], sums: bool = False) -> list[int]:
+        """Return the bytes of so many rows of each table; ``sums``: of their sums, which have not been rounded."""
         return [
-            part_bytes(count, table.width, table.dtype, table.codec)
+            part_bytes(count, table.width, table.sum_dtype if sums else table.dtype, table.codec)
             for table, count in zip(self.tables, counts, strict=True)
         ]
 

@@ -568,5 +568,6 @@ class PushOfRows(StoreRequest):
             changes=changes,
             codecs=self.plan.codecs,
             priority=order,
+            in_float32=self.contribution.in_float32,
             buffers=[pushed, rows, wanted],
         )

@@ -18,6 +18,7 @@ import torch
 from kvstore.client.pack import OutgoingRows, RowBlock, RowsOfArrays, Striped, block_of
 from kvstore.client.plans import Plan, RowPlan
 from kvstore.client.unpack import IncomingRows, RowReader, Writer
+from kvstore.rows.halves import array_of_rows, widened
 from kvstore.rows.ids import Ids, all_rise, joined, starts_of
 from kvstore.rows.row_arguments import Wanted
 from kvstore.rows.row_sparse import RowSparse
@@ -94,8 +95,8 @@ def usual_values(plan: RowPlan, values: Sequence[Sequence[Any]]) -> UsualRows | 
             if len(given) > 1 or type(value) is not RowSparse or not (value.shape is None or value.shape == shape):
                 return None
             tensor = value.rows.detach() if value.rows.requires_grad else value.rows
-            numbers, array = value.ids.numpy(), tensor.numpy()
-            if not (_are_ids(numbers) and _are_rows(array, dtype, row, len(numbers))):
+            numbers, array = value.ids.numpy(), array_of_rows(tensor)
+            if not (_are_ids(numbers) and tensor.dtype is dtype and _are_rows(array, row, len(numbers))):
                 return None
             ids.append(numbers)
             rows.append(array)
@@ -131,10 +132,10 @@ def usual_requests(
             outs.append(out)
             if out is None:
                 continue
-            if type(out) is not torch.Tensor or out.is_inference():
+            if type(out) is not torch.Tensor or out.is_inference() or out.requires_grad or out.dtype is not dtype:
                 return None
-            array = out.numpy()  # which refuses one that requires gradients
-            if not _are_rows(array, dtype, row, len(numbers)):
+            array = array_of_rows(out)
+            if not _are_rows(array, row, len(numbers)):
                 return None
             rows.append(array)
     except _NO_ARRAY:
@@ -146,7 +147,7 @@ def usual_requests(
         return None
     if len(rows) < len(outs):
         outs = _made(plan, requests, ids)
-        rows = [out.numpy() for out in outs if out is not None]
+        rows = [array_of_rows(out) for out in outs if out is not None]
     return _usual(plan, ids, whole, rows, [out for out in outs if out is not None])
 
 
@@ -168,8 +169,8 @@ def _are_ids(array: Rows) -> bool:
     return array.dtype == _IDS and array.ndim == 1 and array.flags.c_contiguous
 
 
-def _are_rows(array: Rows, dtype: np.dtype[Any], row: tuple[int, ...], count: int) -> bool:
-    return array.dtype == dtype and array.shape == (count, *row) and array.flags.c_contiguous
+def _are_rows(array: Rows, row: tuple[int, ...], count: int) -> bool:
+    return array.shape == (count, *row) and array.flags.c_contiguous
 
 
 def _usual(
@@ -219,5 +220,5 @@ def _have_nan(usual: UsualRows) -> bool:
         sizes = np.array(list(map(len, usual.ids)))
         first, stop = int(block.firsts[0]), int(block.firsts[-1] + sizes[-1])
         if np.array_equal(block.firsts[1:], (block.firsts + sizes)[:-1]):  # one after the other
-            return has_nan(block.rows[first:stop])
-    return has_nan(*usual.rows)
+            return has_nan(widened(block.rows[first:stop]))
+    return has_nan(*map(widened, usual.rows))

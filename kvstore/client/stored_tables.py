@@ -17,6 +17,7 @@ from kvstore.errors import WireError
 from kvstore.lineage import Version
 from kvstore.member.outstanding import PendingRequest, Question, ready
 from kvstore.rows.frozen_rows import Page
+from kvstore.rows.halves import array_dtype
 from kvstore.rows.ids import Ids, stripes_of
 from kvstore.rows.row_table import Part
 from kvstore.rows.stripe import PartSpec
@@ -132,7 +133,7 @@ def _array(buffer: wire.Buffer, dtype: str, count: int, columns: int) -> Any:
     """Return a copy of ``buffer`` as ``count`` rows of so many columns; with 0, of one dimension."""
     if len(buffer) != count * max(1, columns) * ITEMSIZE[dtype]:
         raise WireError(f"expected {count} rows of {max(1, columns)} {dtype}, got {len(buffer)} bytes")
-    flat = np.frombuffer(buffer, dtype).copy()
+    flat = np.frombuffer(buffer, array_dtype(dtype)).copy()
     return flat.reshape(count, columns) if columns else flat
 
 

@@ -23,7 +23,7 @@ class RowState(NamedTuple):
 
     columns: int | None  # how many numbers; None: as many as the row has elements
     dtype: str  # of the numbers
-    initial: float = 0.0  # what they are before the row's first update
+    initial: float | None = 0.0  # what they are before the row's first update; None: the row itself
 
 
 class RowRule(ABC):

@@ -18,7 +18,7 @@ from kvstore.optim.optimizer import Changes, Optimizer, require_rule
 from kvstore.optim.param_groups import ParamGroups, Rates, build, first_state
 from kvstore.optim.row_rules import RowRule, RowState
 from kvstore.optim.states import StateStore, aligned
-from kvstore.spec import Key, shorten
+from kvstore.spec import HALVES, Key, shorten, sum_dtype
 from kvstore.values import PlacedRows, RowRange, RowWindow, cut, one_thread, split_like
 
 
@@ -245,7 +245,8 @@ class Updater:
             state = {name: torch.zeros_like(value) for name, value in first.items() if torch.is_tensor(value)}
             for name, of_rows in rule.items():
                 shape = param.shape if of_rows.columns is None else (param.numel() // width, of_rows.columns)
-                state[name] = torch.full(shape, of_rows.initial, dtype=param.dtype, device=param.device)
+                # Of an array, the param is the master itself, so no state begins as it.
+                state[name] = torch.full(shape, of_rows.initial or 0.0, dtype=param.dtype, device=param.device)
             self.states.by_param[param] = state
         return state or {}
 
@@ -334,8 +335,11 @@ class RowHyperparameters(NamedTuple):
 OWN = RowHyperparameters()
 
 
+MASTER = "master"  # the state of a row of half precision that is the row in float32, as ``FusedParameter`` has it
+
+
 class RowUpdater:
-    """Updates rows of one table.
+    """Updates rows of one table. Those of half precision are updated through their ``MASTER``, which is a state.
 
     Args:
         key: of the table, by which ``optimizer`` knows it.
@@ -348,12 +352,16 @@ class RowUpdater:
         self._groups = ParamGroups(optimizer)
         (self._rates,) = self._groups.rates([key])
         self._width = width
-        self._scratch = self._kept = torch.empty(0, dtype=getattr(torch, dtype), device="cpu")
+        self._half: torch.dtype | None = getattr(torch, dtype) if dtype in HALVES else None
+        dtype = sum_dtype(dtype)
+        self._dtype: torch.dtype = getattr(torch, dtype)  # of what is computed
+        self._scratch = self._kept = torch.empty(0, dtype=self._dtype, device="cpu")
         self._use(OWN)
         self.rule = optimizer.rule  # what states must have in common to be those of this updater
         # what is kept of each row, by name. Updaters of one rule may differ in it: without momentum, there is no
         # ``momentum_buffer``.
-        self.states: Mapping[str, RowState] = self._rule.states(self._settings, dtype)
+        own = {} if self._half is None else {MASTER: RowState(None, dtype, None)}
+        self.states: Mapping[str, RowState] = own | self._rule.states(self._settings, dtype)
         # whether rows stay as they are that have no gradient. If not, each step must be given all rows of the table,
         # with gradients of 0 where nothing was pushed.
         self.lazy = optimizer.lazy(self._rates.group)
@@ -381,8 +389,8 @@ class RowUpdater:
 
         Args:
             count: the number of this update of the table, from 1; updates without rows count, too.
-            rows: of shape (n, width), contiguous.
-            grads: of the same shape and dtype; overwritten.
+            rows: of shape (n, width), contiguous. Those of bfloat16 may be int16 with its bits.
+            grads: of the same shape, and the dtype of the table's sums; overwritten.
             states: of these rows, by the names of ``states``, each of shape (n, columns).
             keep: whether the gradients must stay as they are.
         """
@@ -394,10 +402,10 @@ class RowUpdater:
         blocks = max(1, round(number * self._width / BLOCK))  # so that none has only a few rows
         block = -(-number // blocks)
         if self._rule.scratches and self._scratch.numel() < block * self._width:
-            self._scratch = torch.empty(block * self._width, dtype=rows.dtype, device="cpu")
+            self._scratch = torch.empty(block * self._width, dtype=self._dtype, device="cpu")
         keep = keep and not self._reads_only
         if keep and self._kept.numel() < block * self._width:
-            self._kept = torch.empty(block * self._width, dtype=rows.dtype, device="cpu")
+            self._kept = torch.empty(block * self._width, dtype=self._dtype, device="cpu")
         if blocks == 1:
             self._update(count, rows, grads, states, keep)
             return
@@ -421,7 +429,11 @@ class RowUpdater:
         if (bound := self._optimizer.clip_gradient) is not None:
             grads.clamp_(-bound, bound)
         scratch = self._scratch[: rows.numel()].view(rows.shape) if self._rule.scratches else self._scratch
-        self._rule.step(rows, grads, states, self._settings, count, scratch)
+        if self._half is None:
+            self._rule.step(rows, grads, states, self._settings, count, scratch)
+        else:
+            self._rule.step(states[MASTER], grads, states, self._settings, count, scratch)
+            rows.view(self._half).copy_(states[MASTER])
 
     def _use(self, hyper: RowHyperparameters) -> None:
         lr = self._optimizer.lr if hyper.lr is None else hyper.lr

@@ -24,6 +24,7 @@ from kvstore.lineage import NOWHERE, UNKNOWN, Version
 from kvstore.reading.follower import LEAST_PAUSE_S, MOST_DAMAGED, Source
 from kvstore.reading.held import ReadSegment
 from kvstore.reading.reader_session import Ask
+from kvstore.rows.halves import array_dtype
 from kvstore.rows.ids import Ids, require_ids
 from kvstore.rows.index import SlotIndex
 from kvstore.rows.open_table import ReadableRows
@@ -40,7 +41,7 @@ class RowsById:
 
     def __init__(self, table: Table) -> None:
         self._index = SlotIndex()
-        self._rows = Slab(table.width, table.dtype)
+        self._rows = Slab(table.width, array_dtype(table.dtype))
 
     def __len__(self) -> int:
         return len(self._index)
@@ -216,7 +217,7 @@ class FetchedRows:
         ids = decode_ids(data[end:], reply.count)
         if table.rows is not None and len(ids) and not 0 <= ids[0] <= ids[-1] < table.rows:
             raise WireError(f"rows {ids[0]} to {ids[-1]} of a table of {table.rows}")
-        return gone, ids, data[:rows_end].view(table.dtype).reshape(reply.count, table.width)
+        return gone, ids, data[:rows_end].view(array_dtype(table.dtype)).reshape(reply.count, table.width)
 
 
 @outside_graphs

@@ -11,6 +11,7 @@ import torch
 from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.lineage import NOWHERE, UNKNOWN, Version
+from kvstore.rows.halves import array_dtype
 from kvstore.rows.ids import Ids, stripes_of
 from kvstore.rows.index import ABSENT, SlotIndex
 from kvstore.rows.sums import Positions, Rows
@@ -42,7 +43,7 @@ class HeldRows:
 
     def forget(self) -> None:
         self._index = SlotIndex()
-        self._rows: Rows = np.empty((0, self._table.width), self._table.dtype)
+        self._rows: Rows = np.empty((0, self._table.width), array_dtype(self._table.dtype))
         self._versions: Versions = np.empty((0, 2), np.int64)
 
     def look_up(self, ids: Ids, out: Rows) -> Versions:

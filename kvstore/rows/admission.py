@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from kvstore.errors import UsageError
+from kvstore.rows.halves import narrow_into
 from kvstore.rows.ids import Hashes, Ids, mix, mixed, seed_of
 from kvstore.rows.index import SlotIndex
 from kvstore.rows.slabs import Array, Slab
@@ -286,6 +287,15 @@ def write_beginnings(table: Table, ids: Ids, out: Array, seeds: Hashes | None = 
 
     ``seeds`` has for each id the ``seed_of`` its table; None for the same one.
     """
+    if table.sum_dtype != table.dtype:
+        wide = np.empty(out.shape, table.sum_dtype)
+        _write(table, ids, wide, seeds)
+        narrow_into(wide, out)
+    else:
+        _write(table, ids, out, seeds)
+
+
+def _write(table: Table, ids: Ids, out: Array, seeds: Hashes | None) -> None:
     if table.init in ("zeros", "constant"):
         out[:] = 0 if table.init == "zeros" else table.scale
         return

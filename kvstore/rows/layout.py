@@ -18,8 +18,9 @@ import torch
 
 from kvstore import wire
 from kvstore.errors import WireError
+from kvstore.rows.halves import array_dtype, narrowed, widened
 from kvstore.rows.slabs import Array
-from kvstore.spec import ITEMSIZE
+from kvstore.spec import ITEMSIZE, sum_dtype
 from kvstore.wire.coding import Buffer, padded
 
 ALIGNED = 16
@@ -42,7 +43,7 @@ def write_rows(rows: Array, codec: str, into: memoryview) -> None:
     """Encode ``rows`` into the first bytes of ``into``.
 
     Args:
-        rows: of shape (count, width), float32 or float64; they are not changed.
+        rows: of shape (count, width); they are not changed.
         into: writable, at least ``part_bytes`` long. The padding is left as it is.
     """
     count, width = rows.shape
@@ -50,7 +51,9 @@ def write_rows(rows: Array, codec: str, into: memoryview) -> None:
         return
     if codec == "none":
         np.frombuffer(into, rows.dtype, rows.size).reshape(rows.shape)[:] = rows
-    elif codec in _HALVES:
+        return
+    rows = widened(rows)
+    if codec in _HALVES:
         half = torch.frombuffer(into, dtype=_HALVES[codec], count=rows.size).view(count, width)
         values = torch.from_numpy(_writable(rows))
         # Rounded to half, a large element would become infinite, and stay so in the float32 row that it is added to:
@@ -95,10 +98,10 @@ def read_rows(part: Buffer, count: int, width: int, dtype: str, codec: str) -> A
         wanted = part_bytes(count, width, dtype, codec)
         raise WireError(f"{count} rows of {width} {dtype} as {codec} are {wanted} bytes, not {len(view)}")
     if not count * width:
-        return np.empty((count, width), dtype)
+        return np.empty((count, width), array_dtype(dtype))
     if codec == "none":
-        return np.frombuffer(view, dtype, count * width).reshape(count, width)
-    rows = np.empty((count, width), dtype)
+        return np.frombuffer(view, array_dtype(dtype), count * width).reshape(count, width)
+    rows = np.empty((count, width), sum_dtype(dtype))
     if codec in _HALVES:
         raw = np.frombuffer(view, np.int16, count * width)
         half = torch.from_numpy(_writable(raw)).view(_HALVES[codec])
@@ -108,7 +111,7 @@ def read_rows(part: Buffer, count: int, width: int, dtype: str, codec: str) -> A
         small = np.frombuffer(view, np.int8, count * width, aligned(count * 4)).reshape(count, width)
         with np.errstate(all="ignore"):
             np.multiply(small, scales[:, None], out=rows, casting="unsafe")
-    return rows
+    return narrowed(rows, dtype)
 
 
 def _writable(array: Array) -> Array:
@@ -127,7 +130,8 @@ def array_of(buffer: wire.Buffer, count: int, columns: int, dtype: str, what: st
     if len(view) != nbytes:
         raise WireError(f"{count} {what} are {nbytes} bytes, not {len(view)}")
     shape = (count, columns) if columns else (count,)
-    return np.frombuffer(view, dtype).reshape(shape) if nbytes else np.empty(shape, dtype)
+    kind = array_dtype(dtype)
+    return np.frombuffer(view, kind).reshape(shape) if nbytes else np.empty(shape, kind)
 
 
 def integers(buffer: wire.Buffer) -> Any:

@@ -22,6 +22,7 @@ from kvstore.errors import CheckpointError, DeadlineExceeded, UsageError
 from kvstore.job.files import require_plain
 from kvstore.rows.admission import write_beginnings
 from kvstore.rows.frozen_rows import Page
+from kvstore.rows.halves import array_dtype, tensor_of_rows
 from kvstore.rows.ids import Ids, require_ids
 from kvstore.rows.index import Entries, probe
 from kvstore.rows.slabs import Array, Slots, scatter
@@ -111,7 +112,7 @@ class ReadableRows(abc.ABC):
         """
         wanted = require_ids(f"ids of table {self.key!r}", ids, self.table)
         flat = wanted.reshape(-1)
-        out = np.empty((len(flat), self.table.width), self.table.dtype)
+        out = np.empty((len(flat), self.table.width), array_dtype(self.table.dtype))
         missing = self._read(flat, out)
         if len(missing) and self.table.admit is not None:
             out[missing] = 0
@@ -119,7 +120,7 @@ class ReadableRows(abc.ABC):
             begun = np.empty((len(missing), self.table.width), out.dtype)
             write_beginnings(self.table, flat[missing], begun)
             scatter(out, missing, begun)
-        return torch.from_numpy(out).view(*wanted.shape, *self.table.row)
+        return tensor_of_rows(out).view(*wanted.shape, *self.table.row)
 
 
 @outside_graphs
@@ -224,7 +225,8 @@ class OpenTable(ReadableRows):
         """Yield all rows that were saved, each once, up to ``count`` at a time, with their states.
 
         Of a table with a shape these are rows that a push or ``put_rows`` had changed, and perhaps others.
-        ``whole_pages`` also has those that nobody had changed.
+        ``whole_pages`` also has those that nobody had changed. Rows are arrays of numpy, which lacks bfloat16: of such
+        a table they are int16 with its bits, and ``torch.from_numpy(page.rows).view(torch.bfloat16)`` has the numbers.
 
         Args:
             count: of rows.
@@ -304,7 +306,7 @@ class SavedRows:
 
     def _mapped(self, name: str, shape: tuple[int, ...]) -> Array:
         path = self.folder / name
-        dtype = np.dtype(name.rpartition(".")[2]).newbyteorder("<")
+        dtype = array_dtype(name.rpartition(".")[2]).newbyteorder("<")
         try:
             require_plain(path)
             size = path.stat().st_size
@@ -331,7 +333,7 @@ def whole_pages(table: Table, pages: Iterable[Page], count: int) -> Iterator[Pag
     others = np.flatnonzero(~saved)
     for start in range(0, len(others), count):
         ids = others[start : start + count]
-        rows = np.empty((len(ids), table.width), table.dtype)
+        rows = np.empty((len(ids), table.width), array_dtype(table.dtype))
         write_beginnings(table, ids, rows)
         yield Page(ids, rows, {})
 

@@ -14,6 +14,7 @@ from kvstore.dynamo import outside_graphs
 from kvstore.errors import CheckpointError, UsageError
 from kvstore.job.files import replacing, require_plain
 from kvstore.plain import integer
+from kvstore.rows.halves import widened
 from kvstore.rows.hashed_ids import hash_ids
 from kvstore.rows.ids import Ids
 from kvstore.rows.open_table import open_table, whole_pages
@@ -31,8 +32,9 @@ def export_parquet(
 
     A column ``id`` has the ids, and a column ``row`` the rows, in no order. Each row is a list of fixed length: of a
     table of shape ``(rows, n)`` its n elements; of one of shape ``(rows, n, m)``, or of more dimensions, all elements
-    of the row one after the other, the last dimension's first: ``numpy.reshape(row, (n, m))`` has them in order. A
-    table with a shape has all its rows, also those that no push has changed, which are as they begin.
+    of the row one after the other, the last dimension's first: ``numpy.reshape(row, (n, m))`` has them in order. Rows
+    of half precision are written as float32. A table with a shape has all its rows, also those that no push has
+    changed, which are as they begin.
 
     Args:
         directory: where ``save_table`` has written.
@@ -54,7 +56,7 @@ def export_parquet(
     named = None if names is None else NamesOfIds(pyarrow, names)
     opened = open_table(directory, verify=True)
     parts = opened.manifest.parts if state else {}
-    described = {"id": ("int64", 0), "row": (opened.table.dtype, opened.table.width), **parts}
+    described = {"id": ("int64", 0), "row": (opened.table.sum_dtype, opened.table.width), **parts}
     types = {name: _type(pyarrow, dtype, width) for name, (dtype, width) in described.items()}
     if named is not None:
         types["name"] = named.type
@@ -62,7 +64,7 @@ def export_parquet(
     count = 0
     with replacing(Path(path)) as draft, pyarrow.parquet.ParquetWriter(draft, schema) as writer:
         for page in whole_pages(opened.table, opened.pages(ROW_GROUP, state), ROW_GROUP):
-            columns = {"id": page.ids, "row": page.rows, **page.parts}
+            columns = {"id": page.ids, "row": widened(page.rows), **page.parts}
             arrays = [
                 named.of(page.ids)
                 if name == "name" and named is not None

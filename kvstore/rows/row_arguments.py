@@ -12,6 +12,7 @@ import torch
 
 from kvstore.cached import cached
 from kvstore.errors import Mismatch, NotFinite, UsageError
+from kvstore.rows.halves import array_dtype, array_of_rows, narrowed, tensor_of_rows, widened
 from kvstore.rows.ids import Ids, require_ids
 from kvstore.rows.row_sparse import RowSparse, is_row_sparse
 from kvstore.rows.sums import Rows, coalesce, has_nan, sum_rows
@@ -132,7 +133,11 @@ def first_rows(what: str, value: Any) -> tuple[Table, tuple[Ids, Rows] | None]:
         table = Table(shape=given.shape, dtype=given.rows.dtype, parameter=getattr(given, "parameter", None))
     except UsageError as exc:
         raise UsageError(f"{what}: {exc}") from None
-    return table, coalesce(*_parts(what, given, table))
+    ids, rows = _parts(what, given, table)
+    if bool((ids[1:] <= ids[:-1]).any()):
+        ids, rows = coalesce(ids, widened(rows))
+        rows = narrowed(rows, table.dtype)
+    return table, (ids, rows)
 
 
 def given_rows(what: str, table: Table, value: Any) -> tuple[Ids, Rows]:
@@ -153,7 +158,7 @@ def given_rows(what: str, table: Table, value: Any) -> tuple[Ids, Rows]:
 
 def _parts(what: str, given: RowSparse, table: Table) -> tuple[Ids, Rows]:
     ids = require_ids(f"{what}: ids", given.ids, table)
-    return ids, given.rows.detach().cpu().reshape(len(ids), table.width).contiguous().numpy()
+    return ids, array_of_rows(given.rows.detach().cpu().reshape(len(ids), table.width).contiguous())
 
 
 class Wanted:
@@ -214,9 +219,9 @@ class Wanted:
         if places is None and len(self._given) == 1 and self.targets:
             (target,) = self.targets
             if target.device.type == "cpu" and target.is_contiguous():
-                self._direct = target.view(-1, self._table.width).numpy()
+                self._direct = array_of_rows(target.view(-1, self._table.width))
                 return self._direct
-        rows: Rows = np.empty((len(self.ids), self._table.width), self._table.dtype)
+        rows: Rows = np.empty((len(self.ids), self._table.width), array_dtype(self._table.dtype))
         return rows
 
     @cached
@@ -254,7 +259,7 @@ class Wanted:
     def _become(self, out: RowSparse, ids: Ids, rows: Rows) -> None:
         owned = rows if rows.base is None else rows.copy()
         out.ids = torch.from_numpy(ids.copy())
-        out.rows = torch.from_numpy(owned).view(len(ids), *self._table.row).to(out.rows.device)
+        out.rows = tensor_of_rows(owned).view(len(ids), *self._table.row).to(out.rows.device)
         out.shape = None if self._table.rows is None else (self._table.rows, *self._table.row)
 
 
@@ -267,4 +272,4 @@ def _unique(ids: Ids) -> tuple[Ids, Ids | None]:
 
 
 def _copy(rows: Rows, target: torch.Tensor) -> None:
-    target.copy_(torch.from_numpy(rows).view(target.shape))
+    target.copy_(tensor_of_rows(rows).view(target.shape))

@@ -14,10 +14,11 @@ from kvstore.lineage import Version, next_lineage
 from kvstore.optim.updater import OWN, RowHyperparameters, RowUpdater
 from kvstore.rows.admission import write_beginnings
 from kvstore.rows.frozen_rows import SEEN, FrozenRows, Page
+from kvstore.rows.halves import narrowed
 from kvstore.rows.ids import Hashes, Ids
 from kvstore.rows.index import SlotIndex
 from kvstore.rows.slabs import Array, Slab, Slots, gather, scatter
-from kvstore.rows.stripe import COUNT, DENSE, STATE, PartSpec, TableStripe
+from kvstore.rows.stripe import COUNT, DENSE, STATE, PartSpec, TableStripe, beginning
 from kvstore.rows.sums import Room, RowBatch
 from kvstore.spec import Key
 
@@ -98,6 +99,7 @@ class RowTable(TableStripe):
 
         Args:
             ids: unique, of this stripe.
+            sums: of the dtype of the table's sums, or, without an updater, of its rows.
             updater: the optimizer; None assigns ``sums`` to the rows.
             keep: whether ``sums`` must stay as it is.
         """
@@ -118,7 +120,7 @@ class RowTable(TableStripe):
         new = np.flatnonzero(slots < 0) if len(slots) and slots.min() < 0 else _NO_SLOTS
         if len(new) and self.table.admit is not None:
             return None
-        rows = room(grads.shape, grads.dtype)
+        rows = room(grads.shape, self._rows.dtype)
         states = updater.empty_states(len(rows)) if updater.states else {}
         self.gather(PendingUpdate(ids, slots, new), rows, states)
         tensors = {name: torch.from_numpy(value) for name, value in states.items()}
@@ -157,7 +159,7 @@ class RowTable(TableStripe):
         if len(new):
             self.write_new(pending.ids[new], rows, new)
             for name, columns in self._columns.items():
-                states[name][new] = columns.initial
+                states[name][new] = beginning(columns, rows[new])
 
     def write_new(self, ids: Ids, out: Array, positions: Slots, seeds: Hashes | None = None) -> None:
         """Write to ``out``, at ``positions``, which rise, how the rows of ``ids`` begin; see ``write_beginnings``."""
@@ -221,10 +223,11 @@ class RowTable(TableStripe):
         self.steps = self.steps if steps is None else steps
         slots = self._slots.find(ids)
         slots = self._claim(ids, slots, np.flatnonzero(slots < 0))
-        scatter(self._rows.items, slots, rows.astype(self._rows.dtype, copy=False))
+        rows = narrowed(rows, self.table.dtype)
+        scatter(self._rows.items, slots, rows)
         for name, columns in self._columns.items():
             value = parts.get(STATE + name)
-            self._states[name].items[slots] = columns.initial if value is None else value
+            self._states[name].items[slots] = beginning(columns, rows) if value is None else value
         seen = parts.get(SEEN)
         self._seen.items[slots] = self.version + 1 if seen is None else seen
         if self._counts is not None:
@@ -382,9 +385,10 @@ def update_each(
         starts = list(itertools.accumulate((len(each.ids) for each in pending), initial=0))
     parts = [slice(start, stop) for start, stop in itertools.pairwise(starts)]
     if updater is None:
+        grads = narrowed(grads, tables[0].table.dtype)
         each_table = zip(tables, pending, parts, strict=True)
         return [table.finish(each, grads[part], {}) for table, each, part in each_table]
-    rows = np.empty((len(grads), tables[0].table.width), tables[0].table.dtype)
+    rows = np.empty((len(grads), tables[0].table.width), tables[0].slabs[""].dtype)
     kept_of_each = tables[0]._states.items()
     states = {name: np.empty((len(grads), *slab.items.shape[1:]), slab.dtype) for name, slab in kept_of_each}
     own = [{name: value[part] for name, value in states.items()} for part in parts]

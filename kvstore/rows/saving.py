@@ -17,6 +17,7 @@ import numpy as np
 from kvstore.errors import CheckpointError, DeadlineExceeded, KVStoreError, UsageError
 from kvstore.lineage import Version
 from kvstore.rows.frozen_rows import FrozenRows, Page
+from kvstore.rows.halves import array_dtype
 from kvstore.rows.ids import Ids
 from kvstore.rows.open_table import OpenTable, open_table, require_known
 from kvstore.rows.stripe import STATE
@@ -234,7 +235,7 @@ def load_table(
     manifest = opened.manifest
     with_states = manifest.rule is not None and manifest.rule == rule
     steps = max(manifest.steps) if with_states else 0
-    nothing = np.empty(0, np.int64), np.empty((0, table.width), table.dtype)
+    nothing = np.empty(0, np.int64), np.empty((0, table.width), array_dtype(table.dtype))
     pages = iter(opened.pages())
     for page in itertools.chain([next(pages, Page(*nothing, {}))], pages):  # versions count without rows, too
         parts = {name: part for name, part in page.parts.items() if with_states or not name.startswith(STATE)}

@@ -14,6 +14,7 @@ from kvstore.lineage import UNKNOWN, Version
 from kvstore.optim.row_rules import RowState
 from kvstore.rows.admission import AdmissionRule, EvictionRule, GoneIds, write_beginnings
 from kvstore.rows.frozen_rows import SEEN, FrozenRows
+from kvstore.rows.halves import array_dtype, widened
 from kvstore.rows.ids import Ids, joined, starts_of, stripes_of
 from kvstore.rows.index import (
     FixedSlots,
@@ -26,7 +27,7 @@ from kvstore.rows.index import (
 )
 from kvstore.rows.index import find_in_all as find_in_indexes
 from kvstore.rows.slab_space import SlabSpace
-from kvstore.rows.slabs import Array, Slab, Slots, scatter
+from kvstore.rows.slabs import Array, Slab, Slots, gather, scatter
 from kvstore.table import Table
 
 DENSE = 1 << 20  # elements of rows that are made, or updated, at a time where it is all rows of a table
@@ -41,6 +42,11 @@ class PartSpec(NamedTuple):
 
     dtype: str
     columns: int
+
+
+def beginning(state: RowState, rows: Array) -> float | Array:
+    """Return what ``state`` of ``rows`` is before their first update."""
+    return widened(rows) if state.initial is None else state.initial
 
 
 class TableStripe:
@@ -69,7 +75,7 @@ class TableStripe:
             places = self._slab("places", None, place_dtype(self._most))
             self._slots = FixedSlots(table.rows, stripe, stripes, entries, places)
         self._admission, self._eviction = AdmissionRule(table), EvictionRule(table, stripe, stripes)
-        self._rows = self._slab("", table.width, table.dtype)
+        self._rows = self._slab("", table.width, array_dtype(table.dtype))
         self._seen = self._slab(SEEN, None, np.int64)
         self._counts = Slab(None, np.int64) if self._eviction.by_count else None
         self._gone = GoneIds()
@@ -170,12 +176,18 @@ class TableStripe:
             slab = self._states[name] = self._slab(STATE + name, width, columns.dtype)
             slab.reserve(self._slots.top)
             slab.fill(self._slots.top)
-            if columns.initial:
-                slab.items[self._slots.slots()] = columns.initial
+            if columns.initial != 0:
+                self._begin_states(slab, columns)
         self.slabs = {"": self._rows, SEEN: self._seen}
         if self._counts is not None:
             self.slabs[COUNT] = self._counts
         self.slabs |= {STATE + name: slab for name, slab in self._states.items()}
+
+    def _begin_states(self, slab: Slab, state: RowState) -> None:
+        every, count = self._slots.slots(), max(1, DENSE // self.table.width)
+        for start in range(0, len(every), count):
+            slots = every[start : start + count]
+            slab.items[slots] = beginning(state, gather(self._rows.items, slots))
 
     @staticmethod
     def found(tables: Sequence[TableStripe], ids: Sequence[Ids]) -> Sequence[Slots | None]:
@@ -302,7 +314,7 @@ class TableStripe:
             write_beginnings(self.table, ids, rows)
             scatter(self._rows.items, slots_of_new, rows)
             for name, columns in self._columns.items():
-                self._states[name].items[slots_of_new] = columns.initial
+                self._states[name].items[slots_of_new] = beginning(columns, rows)
 
     def _count(self, slots: Slots, new: Slots) -> None:
         """Note that the rows of ``slots`` have been touched once more."""

@@ -2,7 +2,7 @@
 
     DIR/save-00000001/        a whole table
         ids.int64             the ids, in the order of the rows
-        rows.float32          the rows, back to back (or rows.float64)
+        rows.float32          the rows, back to back (or rows.float64, rows.float16, rows.bfloat16)
         seen.int64            1 + the update that touched each row last; with states, as are the next two
         count.int64           how often each was touched, if rows go by that
         state.NAME.DTYPE      what the optimizer keeps of each row
@@ -36,6 +36,7 @@ from kvstore.errors import CheckpointError, UsageError
 from kvstore.job.files import sync_directory
 from kvstore.lineage import UNKNOWN, Version
 from kvstore.rows.frozen_rows import Page
+from kvstore.rows.halves import array_dtype
 from kvstore.rows.ids import Ids
 from kvstore.rows.index import SlotIndex
 from kvstore.rows.slabs import Array
@@ -318,7 +319,11 @@ def _write_pages(files: dict[str, HashedFile], table: Table, state: FrozenState,
     index = SlotIndex()
     for page in pages:
         shape = (len(page.ids), table.width)
-        if page.rows.shape != shape or page.rows.dtype != table.dtype or page.parts.keys() != state.parts.keys():
+        if (
+            page.rows.shape != shape
+            or page.rows.dtype != array_dtype(table.dtype)
+            or page.parts.keys() != state.parts.keys()
+        ):
             raise UsageError(
                 f"a page of {page.rows.shape} {page.rows.dtype} and {sorted(page.parts)} is not of {table}"
             )

@@ -18,6 +18,7 @@ from kvstore.rows.ids import Ids
 from kvstore.rows.joint_tables import JointTables
 from kvstore.rows.row_table import RowTable, tensor_of, update_each
 from kvstore.rows.slabs import Array, Slots, scatter
+from kvstore.rows.stripe import beginning
 from kvstore.rows.sums import Positions, Room, RowBatch, Rows, matches
 
 
@@ -113,13 +114,13 @@ def update_parts(
     places = [joint.places(batch.ids, batch.starts) for batch in batches]
     if joint.admit and any(len(each.new) for each in places):
         return None
-    parts = []
+    parts, dtype = [], tables[0].slabs[""].dtype
     for batch, each, room in zip(batches, places, rooms, strict=True):
-        part = _Part(room(batch.rows.shape, batch.rows.dtype), updater.empty_states(len(batch.rows)), batch.rows)
+        part = _Part(room(batch.rows.shape, dtype), updater.empty_states(len(batch.rows)), batch.rows)
         joint.gather(each, part.rows, part.states)
         if len(each.new):
             for name, state in updater.states.items():
-                part.states[name][each.new] = state.initial
+                part.states[name][each.new] = beginning(state, part.rows[each.new])
         parts.append(part)
     stepped = list(parts)
     if shared:

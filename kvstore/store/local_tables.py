@@ -15,6 +15,7 @@ from kvstore.lineage import Version, new_lineage
 from kvstore.optim.optimizer import Optimizer
 from kvstore.optim.updater import RowHyperparameters, RowUpdater
 from kvstore.rows.frozen_rows import FrozenRows, Page
+from kvstore.rows.halves import array_dtype, array_of_rows, narrowed, tensor_of_rows
 from kvstore.rows.ids import Ids
 from kvstore.rows.row_arguments import Wanted, contribution, first_rows, given_rows, name_of, row_sparse
 from kvstore.rows.row_sparse import RowSparse
@@ -117,7 +118,7 @@ class LocalTables:
 
     def rows(self, key: Key, ids: Ids) -> Rows:
         table = self.specs[key]
-        out: Rows = np.empty((len(ids), table.width), table.dtype)
+        out: Rows = np.empty((len(ids), table.width), array_dtype(table.dtype))
         self._tables[key].pull(ids, out)
         return out
 
@@ -216,17 +217,19 @@ class LocalTables:
         table = self.specs[key]
         shape = None if table.rows is None else (table.rows, *table.row)
         pushed, stored = (
-            RowSparse(ids, rows.reshape(len(ids), *table.row), shape) for rows in (sums, self.rows(key, ids))
+            RowSparse(ids, tensor_of_rows(rows).view(len(ids), *table.row), shape)
+            for rows in (narrowed(sums, table.dtype), self.rows(key, ids))
         )
         function(key, pushed, stored)
-        return row_sparse(f"the updater's rows of key {key!r}", stored, table).rows.reshape(sums.shape).numpy()
+        rows = row_sparse(f"the updater's rows of key {key!r}", stored, table).rows
+        return array_of_rows(rows.reshape(sums.shape).contiguous())
 
     def _pages(self, key: Key, frozen: FrozenRows) -> Iterator[RowSparse]:
         table = self.specs[key]
         shape = None if table.rows is None else (table.rows, *table.row)
         try:
             for page in frozen.pages(PAGE_ROWS, state=False):
-                yield RowSparse(page.ids, page.rows.reshape(len(page.ids), *table.row), shape)
+                yield RowSparse(page.ids, tensor_of_rows(page.rows).view(len(page.ids), *table.row), shape)
         finally:
             frozen.thaw()
 

@@ -27,7 +27,7 @@ else:  # of typing, from Python 3.11 on; it says to type checkers what the decor
         return lambda decorator: decorator
 
 
-VERSION = 9
+VERSION = 10
 MAX_HEADER = 16 << 20  # bytes of frame 0; the places of MAX_SEGMENTS segments, or 100,000 names, take less
 MAX_FRAMES = 1 << 16
 

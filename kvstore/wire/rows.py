@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import Annotated, Any
 
+from kvstore.spec import sum_dtype
 from kvstore.table import CAPACITY_BY, CODECS, DTYPES, INITS, MAX_EVICTIONS, MAX_SEED, OWN
 from kvstore.wire import fields as f
 from kvstore.wire.coding import Buffer, frozen, message
@@ -113,10 +114,17 @@ class PushRows(WorkersOwn):
     changes: f.Changes
     codecs: RowCodecs  # of each table's rows, here and in the answer
     priority: f.Priority = None  # see ``Push``
+    # whether rows without a codec are float32 where their table has half precision: they are sums, which are rounded
+    # when they have been used
+    in_float32: Annotated[bool, f.flag] = False
     buffers: Sequence[Buffer] = field(repr=False, default=())  # the ids, the rows, the ids of the rows that are wanted
 
     def __post_init__(self) -> None:
         same_length(self.ids, self.clocks, self.counts, self.wanted, self.codecs)
+
+    def dtype(self, stored: str) -> str:
+        """Return the dtype of rows without a codec for tables of dtype ``stored``."""
+        return sum_dtype(stored) if self.in_float32 else stored
 
 
 @message(122)

@@ -17,6 +17,7 @@ from kvstore import wire
 from kvstore.codecs.changes import checksum, encode_ids
 from kvstore.errors import KVStoreError, UsageError, WireError
 from kvstore.lineage import NOWHERE, UNKNOWN, Version
+from kvstore.rows.halves import array_dtype
 from kvstore.rows.ids import Ids
 from kvstore.rows.slabs import Slots
 from kvstore.rows.sums import Rows
@@ -416,7 +417,7 @@ class RowRead:
         description = self._table.table
         self._buffer = self._memory.allocate(max(1, len(self._chosen) * description.row_bytes))
         shape = len(self._chosen), description.width
-        self._rows = np.frombuffer(self._buffer, description.dtype, shape[0] * shape[1]).reshape(shape)
+        self._rows = np.frombuffer(self._buffer, array_dtype(description.dtype), shape[0] * shape[1]).reshape(shape)
         self._done = 0
 
     def step(self, nbytes: int) -> wire.RowsRead | None:
@@ -537,7 +538,8 @@ class TableRead:
             buffer[start : start + len(part)] = part.data
             start += len(part)
         self._buffers = [buffer[:start]] if start else []
-        return slots, np.frombuffer(buffer, table.dtype, self._count * table.width).reshape(self._count, table.width)
+        rows = np.frombuffer(buffer, array_dtype(table.dtype), self._count * table.width)
+        return slots, rows.reshape(self._count, table.width)
 
     def _reply(self) -> wire.TableRead:
         version = self._version

@@ -14,10 +14,12 @@ import numpy as np
 
 from kvstore import wire
 from kvstore.errors import NotFinite, UsageError, WireError
+from kvstore.rows.halves import array_dtype, widened
 from kvstore.rows.ids import Ids, all_rise, joined, starts_of, stripes_of
 from kvstore.rows.joint_tables import JointTables
 from kvstore.rows.layout import ALIGNED, part_bytes, read_rows, write_rows
 from kvstore.rows.sums import RowBatch, Rows, has_nan
+from kvstore.spec import ITEMSIZE
 from kvstore.transport.memory import SMALL, Memory, space
 from servers.store.row_target import RowTarget, TableGroup
 
@@ -43,7 +45,8 @@ def usual_push(message: wire.PushRows, target: RowTarget | TableGroup) -> UsualP
     if message.union or message.codecs != target.codecs or len(message.buffers) != _PUSH_BUFFERS:
         return None
     count, rows_buffer = sum(message.counts), message.buffers[1]
-    nbytes = count * target.row_bytes
+    dtype = message.dtype(target.dtype)
+    nbytes = count * target.width * ITEMSIZE[dtype]
     if not count or _nbytes(rows_buffer) != nbytes or nbytes % ALIGNED:
         return None
     starts = list(itertools.accumulate(message.counts, initial=0))
@@ -55,7 +58,7 @@ def usual_push(message: wire.PushRows, target: RowTarget | TableGroup) -> UsualP
         wanted = list(itertools.accumulate(message.wanted, initial=0))
         if _usual_ids(message, target, message.buffers[2], wanted) is None:
             return None
-    rows = np.frombuffer(rows_buffer, target.dtype).reshape(count, target.width)
+    rows = widened(np.frombuffer(rows_buffer, array_dtype(dtype)).reshape(count, target.width))
     return None if has_nan(rows) else UsualPush(RowBatch(ids.astype(np.int64, copy=False), rows, starts), answer)
 
 
@@ -124,6 +127,8 @@ class PushedRows(NamedTuple):
 def pushed_rows(message: wire.PushRows, targets: Sequence[RowTarget]) -> PushedRows:
     """Return what ``message`` contributes to each of ``targets``. Nothing is copied that need not be converted.
 
+    Rows of half precision become float32, in which they are summed.
+
     Raises:
         UsageError: ids that do not rise, or are not of the tables and stripes that are here.
         NotFinite: a row has NaN.
@@ -139,21 +144,25 @@ def pushed_rows(message: wire.PushRows, targets: Sequence[RowTarget]) -> PushedR
         _checked(message, targets, message.buffers[2], message.wanted, "wanted")
     answer = wanted and not message.union and _as_answered(targets, message.codecs)
     view = memoryview(message.buffers[1]).cast("B")
-    sizes = _part_sizes(targets, message.counts, message.codecs)
+    dtypes = [message.dtype(target.dtype) for target in targets]
+    sizes = _part_sizes(targets, message.counts, message.codecs, dtypes)
     if sum(sizes) != len(view):
         raise WireError(
             f"{message.node} sent {len(view)} bytes of rows; {_described(targets, message.counts, message.codecs)} "
             f"are {sum(sizes)}"
         )
     if len(whole) and len(targets) > 1 and _of_one_width(targets, message.codecs):
-        batch, parts = _batch(targets[0], whole, ids, view)
+        rows = widened(np.frombuffer(view, array_dtype(dtypes[0])).reshape(len(whole), targets[0].width))
+        batch, parts = _batch(rows, whole, ids)
         _require_numbers(message, targets, parts, [batch.rows])
         return PushedRows(parts, answer)
     starts = itertools.accumulate(sizes, initial=0)
-    parts = [
-        RowPart(own, read_rows(view[start : start + size], len(own), target.width, target.dtype, codec))
-        for target, own, codec, start, size in zip(targets, ids, message.codecs, starts, sizes, strict=False)
-    ]
+    parts = []
+    for target, own, codec, dtype, start, size in zip(
+        targets, ids, message.codecs, dtypes, starts, sizes, strict=False
+    ):
+        sent = dtype if codec == "none" else target.description.sum_dtype  # decoded, they are not rounded once more
+        parts.append(RowPart(own, widened(read_rows(view[start : start + size], len(own), target.width, sent, codec))))
     _require_numbers(message, targets, parts, [part.rows for part in parts])
     return PushedRows(parts, answer)
 
@@ -189,8 +198,7 @@ def _of_one_width(targets: Sequence[RowTarget], codecs: Sequence[str]) -> bool:
     )
 
 
-def _batch(like: RowTarget, whole: Ids, ids: Sequence[Ids], view: memoryview) -> tuple[RowBatch, list[RowPart]]:
-    rows = np.frombuffer(view, like.dtype).reshape(len(whole), like.width)
+def _batch(rows: Rows, whole: Ids, ids: Sequence[Ids]) -> tuple[RowBatch, list[RowPart]]:
     starts = list(itertools.accumulate(map(len, ids), initial=0))
     batch = RowBatch(whole, rows, starts)
     ranges = itertools.pairwise(starts)
@@ -224,11 +232,11 @@ def gathered(
     ``joint`` are their tables together, if somebody keeps that.
     """
     counts = list(map(len, ids))
-    sizes = _part_sizes(targets, counts, codecs)
+    sizes = _part_sizes(targets, counts, codecs, [target.dtype for target in targets])
     nbytes = sum(sizes)
     buffer = memory.allocate(nbytes) if nbytes >= SMALL else space(nbytes)
     if nbytes and _of_one_width(targets, codecs):
-        rows = np.frombuffer(buffer, targets[0].dtype).reshape(sum(counts), targets[0].width)
+        rows = np.frombuffer(buffer, array_dtype(targets[0].dtype)).reshape(sum(counts), targets[0].width)
         joint = JointTables([target.table for target in targets]) if joint is None else joint
         joint.pull(joined(ids), starts_of(ids), rows)
         return buffer
@@ -240,10 +248,10 @@ def gathered(
         buffer[stop - len(_PADDING) : stop] = _PADDING  # what memory held before is nobody's business
         count, width = len(own), target.width
         if codec == "none":
-            out = np.frombuffer(buffer, target.dtype, count * width, start).reshape(count, width)
+            out = np.frombuffer(buffer, array_dtype(target.dtype), count * width, start).reshape(count, width)
             target.table.pull(own, out)
         else:
-            rows = np.empty((count, width), target.dtype)
+            rows = np.empty((count, width), array_dtype(target.dtype))
             target.table.pull(own, rows)
             write_rows(rows, codec, buffer[start:stop])
     return buffer
@@ -333,10 +341,12 @@ def _require_here(
 _VERBS = {"pushed": "pushed", "wanted": "asked for"}
 
 
-def _part_sizes(targets: Sequence[RowTarget], counts: Sequence[int], codecs: Sequence[str]) -> list[int]:
+def _part_sizes(
+    targets: Sequence[RowTarget], counts: Sequence[int], codecs: Sequence[str], dtypes: Sequence[str]
+) -> list[int]:
     return [
-        part_bytes(count, target.width, target.dtype, codec)
-        for target, count, codec in zip(targets, counts, codecs, strict=True)
+        part_bytes(count, target.width, dtype, codec)
+        for target, count, codec, dtype in zip(targets, counts, codecs, dtypes, strict=True)
     ]
 
 

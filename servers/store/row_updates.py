@@ -12,13 +12,14 @@ import torch
 from kvstore import wire
 from kvstore.errors import Mismatch, NotFinite, ServerError, WeightsInDoubt, rebuild
 from kvstore.optim.updater import RowHyperparameters, RowUpdater
+from kvstore.rows.halves import narrowed, widened
 from kvstore.rows.ids import Ids
 from kvstore.rows.joint_tables import JointTables
 from kvstore.rows.row_table import RowTable
 from kvstore.rows.sums import Room, RowBatch, Rows, sum_batches, sum_rows
 from kvstore.rows.updates import can_step_together, update_parts, update_together
 from kvstore.rule import Rule
-from kvstore.spec import ITEMSIZE, Key, shorten
+from kvstore.spec import HALVES, ITEMSIZE, Key, shorten
 from kvstore.table import Table
 from kvstore.transport.memory import SMALL, Memory
 from kvstore.values import all_finite
@@ -292,12 +293,19 @@ class RowUpdates:
 
     def _not_finite(self, members: Sequence[RowUpdate], sums: Sequence[RowBatch]) -> dict[RowTarget, Exception]:
         """Return why updates must not be made whose sums are not finite, if the store checks."""
-        if not self._rule.finite or all(all_finite(torch.from_numpy(batch.rows)) for batch in sums):
+        if not self._rule.finite:
+            return {}
+        # Of a table without an updater the sum becomes the value, and half precision may be too narrow for it.
+        used = [
+            update.target.description.sum_dtype if update.target.updater is not None else update.target.dtype
+            for update in members
+        ]
+        if HALVES.isdisjoint(used) and all(all_finite(torch.from_numpy(batch.rows)) for batch in sums):
             return {}
         return {
-            update.target: _not_finite_rows(update.target.name, update.items)
-            for update, (_, rows) in zip(members, _of_each(sums), strict=True)
-            if not all_finite(torch.from_numpy(rows))
+            update.target: _not_finite_rows(update.target.name, update.items, dtype)
+            for update, dtype, (_, rows) in zip(members, used, _of_each(sums), strict=True)
+            if not all_finite(torch.from_numpy(widened(narrowed(rows, dtype))))
         }
 
     def _failed(
@@ -407,7 +415,7 @@ class RowAnswers:
         return rows
 
 
-def _not_finite_rows(key: Key, items: Sequence[RowContribution]) -> NotFinite:
+def _not_finite_rows(key: Key, items: Sequence[RowContribution], dtype: str) -> NotFinite:
     """Return the error, with key, row, worker and push, for a sum of ``items`` that is not finite."""
     for item in items:
         finite = np.isfinite(item.rows).all(axis=1)
@@ -418,7 +426,7 @@ def _not_finite_rows(key: Key, items: Sequence[RowContribution]) -> NotFinite:
                 f"(position {position}); no row of this update has been changed"
             )
     return NotFinite(
-        f"push {items[0].clock} of {key!r}: each worker's rows are finite, their sum is not in {items[0].rows.dtype}; "
+        f"push {items[0].clock} of {key!r}: each worker's rows are finite, their sum is not in {dtype}; "
         "no row of this update has been changed"
     )
 
@@ -430,7 +438,9 @@ def _recorded_sums(message: wire.ClosedRowRounds, tables: Sequence[Table]) -> li
         ValueError: rows of different tables in one array.
         WireError: the buffers do not fit.
     """
-    sizes = [count * table.row_bytes for count, table in zip(message.counts, tables, strict=True)]
+    sizes = [
+        count * table.width * ITEMSIZE[table.sum_dtype] for count, table in zip(message.counts, tables, strict=True)
+    ]
     if message.together:
         if len({(table.width, table.dtype) for table in tables}) != 1:
             raise ValueError("rows of tables of several widths or dtypes in one array")
@@ -439,10 +449,10 @@ def _recorded_sums(message: wire.ClosedRowRounds, tables: Sequence[Table]) -> li
     ids = _array(ids_buffer, "int64")
     starts = list(itertools.accumulate(message.counts, initial=0))
     if message.together:
-        return [RowBatch(ids, _array(buffers[0], tables[0].dtype).reshape(-1, tables[0].width), starts)]
+        return [RowBatch(ids, _array(buffers[0], tables[0].sum_dtype).reshape(-1, tables[0].width), starts)]
     parts = zip(itertools.pairwise(starts), buffers, tables, strict=True)
     return [
-        RowBatch(ids[start:stop], _array(buffer, table.dtype).reshape(-1, table.width), [0, stop - start])
+        RowBatch(ids[start:stop], _array(buffer, table.sum_dtype).reshape(-1, table.width), [0, stop - start])
         for (start, stop), buffer, table in parts
     ]
 

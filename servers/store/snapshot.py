@@ -17,6 +17,7 @@ from kvstore.codecs.options import described, travelling
 from kvstore.errors import rebuild
 from kvstore.optim.states import unpack_states
 from kvstore.rows.frozen_rows import FrozenRows
+from kvstore.rows.halves import array_dtype
 from kvstore.rows.ids import Ids
 from kvstore.rows.layout import bytes_of, integers, part_bytes, write_rows
 from kvstore.spec import HALVES, ITEMSIZE, Spec
@@ -234,7 +235,7 @@ def _stripe(store: int, target: RowTarget) -> wire.StripeState:
 
 def _late_rows(store: int, target: RowTarget, item: RowContribution) -> wire.PushRows:
     table = target.description
-    rows = memoryview(bytearray(part_bytes(len(item.ids), table.width, table.dtype, "none")))
+    rows = memoryview(bytearray(part_bytes(len(item.ids), table.width, table.sum_dtype, "none")))
     write_rows(item.rows, "none", rows)
     return wire.PushRows(
         wire.Sender(wire.Node("worker", item.ranks[0], 1), 0, 0),
@@ -250,6 +251,7 @@ def _late_rows(store: int, target: RowTarget, item: RowContribution) -> wire.Pus
         rescale=item.hyper.rescale,
         changes=item.hyper.listed(),
         codecs=["none"],
+        in_float32=table.sum_dtype != table.dtype,
         buffers=[bytes_of(np.ascontiguousarray(item.ids, np.int64)), rows, b""],
     )
 
@@ -262,5 +264,5 @@ def _restore_stripe(tables: ServedTables, message: wire.StripeState) -> None:
     target.changed = {
         version: integers(buffer) for version, buffer in zip(message.changed, message.buffers, strict=True)
     }
-    nobody = np.empty(0, np.int64)
-    target.table.put(nobody, np.empty((0, table.width), table.dtype), {}, message.updates)  # pages say what was seen
+    nobody = np.empty(0, np.int64), np.empty((0, table.width), array_dtype(table.dtype))
+    target.table.put(*nobody, {}, message.updates)  # pages say what was seen

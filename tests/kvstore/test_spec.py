@@ -308,7 +308,7 @@ def test_dtypes_of_any_library(dtype: Any) -> None:
         ({"shape": (3,)}, r"\(rows, columns\) at least, not \(3,\)"),
         ({"dim": 0}, "1 to 1048576 elements"),
         ({"dim": 2**21}, "1 to 1048576 elements"),
-        ({"dim": 2, "dtype": "int32"}, "dtype int32 of a table must be float32, float64"),
+        ({"dim": 2, "dtype": "int32"}, "dtype int32 of a table must be bfloat16, float16, float32, float64"),
         ({"dim": 2, "init": "ones"}, "init='ones'.*constant, normal, uniform, zeros"),
         ({"dim": 2, "scale": float("inf")}, "finite number"),
         ({"dim": 2, "scale": True}, "finite number"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from asking import Desk, Worker
 
 from kvstore import wire
 from kvstore.lineage import Version
+from kvstore.rows.halves import narrowed, widened
 from kvstore.rows.layout import part_bytes, read_rows, write_rows
 from kvstore.table import Table
 
@@ -56,11 +57,15 @@ def push_rows(
         [codec] * len(gradients),
         buffers=[
             ids.tobytes(),
-            b"".join(_encoded(np.array(list(rows.values()), dtype), codec) for rows in gradients.values()),
+            b"".join(_encoded(_array(rows.values(), dtype), codec) for rows in gradients.values()),
             np.array([each for segment in gradients for each in wanted.get(segment, ())], number).tobytes(),
         ],
         **others,
     )
+
+
+def _array(rows: Iterable[Sequence[float]], dtype: str) -> Any:
+    return narrowed(np.array(list(rows), np.float64), dtype)
 
 
 def pull_rows(
@@ -79,8 +84,10 @@ def pull_rows(
     )
 
 
-def put_rows(worker: Worker, segment: int, rows: Mapping[int, Sequence[float]], **others: Any) -> wire.PutRows:
-    buffers = [np.array(list(rows), np.int64).tobytes(), np.array(list(rows.values()), np.float32).tobytes()]
+def put_rows(
+    worker: Worker, segment: int, rows: Mapping[int, Sequence[float]], dtype: str = "float32", **others: Any
+) -> wire.PutRows:
+    buffers = [np.array(list(rows), np.int64).tobytes(), _array(rows.values(), dtype).tobytes()]
     fields = {"version": None, "steps": None, "names": [], "dtypes": [], "columns": []} | others
     return wire.PutRows(worker.me(), 0, segment, len(rows), buffers=[*buffers, *fields.pop("parts", [])], **fields)
 
@@ -127,7 +134,7 @@ def rows_in(reply: Any, width: int = 2, dtype: str = "float32", codec: str = "no
     payload, found, start = bytes(reply.buffers[0]), [], 0
     for count in reply.counts:
         stop = start + part_bytes(count, width, dtype, codec)
-        found.append(read_rows(payload[start:stop], count, width, dtype, codec).tolist())
+        found.append(widened(read_rows(payload[start:stop], count, width, dtype, codec)).tolist())
         start = stop
     assert start == len(payload)
     return found

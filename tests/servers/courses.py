@@ -14,10 +14,13 @@ import torch
 from played_shards import PlayedShards
 
 import kvstore as kv
+from kvstore.optim.updater import MASTER
+from kvstore.rows.halves import array_dtype, widened
 from kvstore.rows.stripe import STATE
 from kvstore.rule import Rule
 from kvstore.spec import Spec
 from kvstore.table import TableSpec
+from kvstore.values import as_dtype
 
 STEPS = 8
 IDS = np.arange(14)
@@ -35,8 +38,11 @@ TABLES = [
     kv.Table(dim=2, evict=kv.Capacity(6)),
     kv.Table(dim=2, evict=kv.Unseen(3)),
     kv.Table(dim=2, evict=kv.Capacity(6, by="count")),
+    kv.Table(dim=2, init="uniform", evict=kv.Unseen(3), dtype="bfloat16"),
+    kv.Table(shape=(len(IDS), 2), init="normal", seed=3, dtype="float16"),
 ]
-# Several have states of the same names, and some keep other states by the same rule. All states begin with zeros.
+# Several have states of the same names, and some keep other states by the same rule. All states begin with zeros, but
+# for the float32 copies of rows of half precision.
 OPTIMIZERS: list[tuple[str, dict[str, float]]] = [
     ("sgd", {"momentum": 0.9}),
     ("sgd", {}),
@@ -128,7 +134,7 @@ class Course:
     # ---- what there is
 
     def _pulled(self) -> Any:
-        return self.store.row_sparse_pull("t", row_ids=IDS).numpy().copy()
+        return self.store.row_sparse_pull("t", row_ids=IDS).float().numpy().copy()
 
     def _weight(self) -> Any:
         out = torch.empty(3)
@@ -171,8 +177,8 @@ class Course:
     def _push(self) -> None:
         for _ in range(self._dice.randint(1, 3)):
             ids = np.sort(self._numbers.choice(IDS, self._dice.randint(0, 5), replace=False))
-            grads = self._numbers.standard_normal((len(ids), 2)).astype(np.float32)
-            self.store.push("t", kv.RowSparse(ids, grads), wait=True)
+            grads = torch.from_numpy(self._numbers.standard_normal((len(ids), 2)))
+            self.store.push("t", kv.RowSparse(ids, grads.to(as_dtype(self._table.dtype))), wait=True)
             self._seen.insert(0, self._pulled())
             self.store.push("w", torch.ones(3), wait=True)
             self._values.insert(0, self._weight())
@@ -183,7 +189,7 @@ class Course:
         version = self.store.save_table("t", path, state=state, since=since).wait()
         content, now = content_of(path), self._now(state)
         assert content == now, "what was saved is not what there is"
-        assert np.array_equal(kv.open_table(path).lookup(IDS).numpy(), self._pulled())
+        assert np.array_equal(kv.open_table(path).lookup(IDS).float().numpy(), self._pulled())
         folder = max(path.iterdir())
         self._saves.append(Save(folder, version, now))
 
@@ -218,7 +224,8 @@ class Course:
         assert set(now.steps) == {max(saved.steps) if same else 0}
         for number, row in saved.rows.items():
             got = now.rows[number]
-            states = row.parts if same else {}
+            values = widened(np.frombuffer(row.values, array_dtype(self._table.dtype)))
+            states = {STATE + MASTER: values.tobytes()} | (row.parts if same else {})
             for name, part in got.parts.items():
                 if name.startswith(STATE):
                     assert part == states.get(name, bytes(len(part))), name
@@ -239,7 +246,8 @@ class Course:
 
     def _put(self) -> None:
         ids = np.sort(self._numbers.choice(IDS, self._dice.randint(1, 6), replace=False))
-        self.store.put_rows("t", kv.RowSparse(ids, np.full((len(ids), 2), self._dice.random(), np.float32)))
+        rows = torch.full((len(ids), 2), self._dice.random(), dtype=as_dtype(self._table.dtype))
+        self.store.put_rows("t", kv.RowSparse(ids, rows))
 
     def _evict(self) -> None:
         self.store.evict("t")
@@ -275,7 +283,7 @@ class Course:
         if self._job is None:
             return
         slack = self._dice.choice([0, 1, 3])
-        got = self._job.read_rows(self._rows, IDS, slack).numpy()
+        got = self._job.read_rows(self._rows, IDS, slack).float().numpy()
         recent = np.stack(self._seen[: slack + 1])
         assert (got == recent).all(axis=2).any(axis=0).all(), f"rows older than {slack} updates"
         value = self._job.read_value(self._value, slack).numpy()

@@ -33,7 +33,7 @@ from servers.store import published_rows
 Rows = dict[int, list[float]]
 
 FIXED = Table(shape=(40, 2))
-GROWING = Table(dim=2, evict=[Unseen(6), Capacity(24)])
+GROWING = Table(dim=2, evict=[Unseen(6), Capacity(24)], dtype="bfloat16")
 TABLES = {4: GROWING, 5: FIXED}
 
 
@@ -91,11 +91,12 @@ class Job:
         self.clock += 1
         for server in self.servers:
             rows = {n: {each: [value, each] for each in server.own(n, sorted(ids))} for n in TABLES}
-            server.tell(push_rows(server.workers[0], rows, self.clock, wide=True))
+            server.tell(push_rows(server.workers[0], rows, self.clock, wide=True, in_float32=True))
 
     def put(self, ids: list[int]) -> None:
         for server in self.servers:
-            server.tell(put_rows(server.workers[0], 4, {each: [-1.0, each] for each in server.own(4, ids)}))
+            rows = {each: [-1.0, each] for each in server.own(4, ids)}
+            server.tell(put_rows(server.workers[0], 4, rows, GROWING.dtype))
 
     def evict(self) -> None:
         for server in self.servers:

@@ -43,6 +43,8 @@ TABLES = {
     1: Table(shape=(12, 3), init="uniform", seed=5),
     2: Table(dim=2, dtype="float64", init="normal", admit=MinCount(2), evict=[Unseen(4), Capacity(5, by="count")]),
     3: Table(dim=1, admit=Probability(0.5), evict=[Unseen(3), Capacity(6)]),
+    4: Table(shape=(12, 3), dtype="float16", init="normal"),
+    5: Table(dim=2, dtype="bfloat16", init="uniform", evict=Capacity(6)),
 }
 ROW_OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
     ("sgd", {}),
@@ -166,7 +168,8 @@ def row_requests(draw: st.DrawFn, asked: Asked, full: bool) -> wire.Message:
     wanted = {number: sorted(draw(st.sets(st.sampled_from(IDS), max_size=4)))}
     if kind == "push":
         asked.clocks[rank, number] = clock + 1
-        dtype = TABLES[number].dtype
+        wide = draw(st.booleans())
+        dtype = TABLES[number].sum_dtype if wide else TABLES[number].dtype
         given_rows = {number: gradients(draw, number)}
         lr = draw(st.sampled_from([None, None, 0.25]))
         how = draw(st.sampled_from(["plain", "wanted", "union" if full else "wanted"]))
@@ -174,6 +177,7 @@ def row_requests(draw: st.DrawFn, asked: Asked, full: bool) -> wire.Message:
             *(worker, given_rows, clock + 1, wanted if how == "wanted" else None),
             union=how == "union",
             dtype=dtype,
+            in_float32=wide,
             lr=lr,
             wide=draw(st.booleans()),
         )

@@ -31,6 +31,7 @@ from torch.nn import functional
 from kvstore import AlreadyInitialized, KVStore, RowSparse, Unsupported, UsageError
 from kvstore.dynamo import outside_graphs
 from kvstore.table import Table
+from kvstore.values import as_dtype, summed_in
 from workers.common.row_steps import RowPushes, row_steps
 from workers.common.torch_internals import after_backward, current_backward, raise_late
 from workers.embedding.lookups import Fetch, Lookup, TableIds, fetches_of, joined_positions, look_up_all, sort_for
@@ -114,7 +115,7 @@ class RowGradients:
         elif grad.is_cpu and not lookup.padded and torch.equal(grad._indices()[0], lookup.inverse.reshape(-1)):
             part = Part(ids, grad._values(), lookup, use.course)
         else:
-            summed = grad.coalesce()
+            summed = _wide(grad).coalesce()
             touched = summed.indices()[0].cpu()
             part = Part(ids if len(touched) == count else ids[touched], summed.values().cpu(), None, use.course)
         self.parts.setdefault(use.key, []).append(part)
@@ -163,18 +164,29 @@ def _sum_positions(parts: Iterable[list[Part]]) -> None:
 
 
 def _sums(parts: Sequence[Part]) -> Sequence[torch.Tensor]:
-    """Return the sums of several parts' rows, which are as wide. A bag sums one row after the other."""
+    """Return the sums of several parts' rows, which are as wide, in the dtype of sums.
+
+    A bag sums one row after the other.
+    """
     positions = joined_positions([part.lookup for part in parts if part.lookup is not None])
     rows = parts[0].rows if len(parts) == 1 else torch.cat([part.rows for part in parts])
-    return torch.split(functional.embedding_bag(positions.order, rows, positions.starts, mode="sum"), positions.counts)
+    summed = functional.embedding_bag(positions.order, _wide(rows), positions.starts, mode="sum")
+    return torch.split(summed, positions.counts)
+
+
+def _wide(rows: torch.Tensor) -> torch.Tensor:
+    """Return ``rows`` in the dtype in which they are summed; torch would sum half precision in itself."""
+    return rows.to(summed_in(rows.dtype))
 
 
 def _joined(parts: list[Part], table: Table) -> RowSparse:
     if not parts:
         return RowSparse.zeros((0, table.width), table.dtype)
     if len(parts) == 1:
-        return RowSparse.over(parts[0].ids, parts[0].rows)
-    return RowSparse.over(torch.cat([part.ids for part in parts]), torch.cat([part.rows for part in parts]))
+        (ids, rows, *_) = parts[0]
+    else:
+        ids, rows = torch.cat([part.ids for part in parts]), torch.cat([_wide(part.rows) for part in parts])
+    return RowSparse.over(ids, rows if table.dtype == table.sum_dtype else rows.to(as_dtype(table.dtype)))
 
 
 def watched(

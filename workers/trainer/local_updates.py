@@ -15,7 +15,7 @@ from kvstore.optim.hyperparameters import finite
 from kvstore.optim.optimizer import Optimizer, require_shapes
 from kvstore.optim.states import StateTensors
 from kvstore.optim.updater import RowHyperparameters, RowUpdater, Updater, refusals
-from kvstore.values import all_finite, spec_of
+from kvstore.values import all_finite, spec_of, summed_in
 from workers.trainer.parameters import Key, Parameter
 
 STEP = "step"
@@ -47,12 +47,14 @@ class LocalRows:
         rows = RowsOfParameter(updater)
         for name, state in updater.states.items():
             columns = weight[0].numel() if state.columns is None else state.columns
-            known = states.get((key, name))
-            rows.states[name] = (
-                torch.full((len(weight), columns), state.initial, dtype=getattr(torch, state.dtype), device="cpu")
-                if known is None
-                else known.detach().cpu().reshape(len(weight), columns).clone()
-            )
+            known, of_state = states.get((key, name)), getattr(torch, state.dtype)
+            if known is not None:
+                begun = known.detach().cpu().reshape(len(weight), columns).clone()
+            elif state.initial is None:
+                begun = weight.detach().to("cpu", of_state).reshape(len(weight), columns)
+            else:
+                begun = torch.full((len(weight), columns), state.initial, dtype=of_state, device="cpu")
+            rows.states[name] = begun
         if (count := states.get((key, STEP))) is not None:
             rows.count = int(count)
         self._updated[key] = rows
@@ -62,6 +64,7 @@ class LocalRows:
         """Update the rows of ``weight`` that the sparse ``grad`` has; all rows, if the optimizer is not lazy."""
         rows = self._updated[key]
         rows.count += 1
+        grad = grad.to(summed_in(grad.dtype))
         if rows.updater.lazy:
             summed = grad.coalesce()
             ids, grads = summed.indices()[0].cpu(), summed.values().cpu()

@@ -25,6 +25,7 @@ from kvstore.checkpoint.tables import NUMBERS, StripeNames, page_name, read_page
 from kvstore.checkpoint.tensors import require_names
 from kvstore.errors import CheckpointError, UsageError
 from kvstore.rows.frozen_rows import Page
+from kvstore.rows.halves import narrowed
 from kvstore.rows.ids import stripes_of
 from kvstore.rows.row_table import RowTable
 from kvstore.sealed_folders import MANIFEST
@@ -140,6 +141,14 @@ def test_a_page_that_is_not_of_its_table_is_damaged() -> None:
     for name, wrong in (("values", torch.zeros(2, 3)), ("values", torch.zeros(2, 2).double()), ("seen", torch.ones(3))):
         with pytest.raises(CheckpointError, match="not of a table of"):
             read_page(TABLE, 1, 0, ["ids", "values", "seen"], (tensors | {f"1/rows/0/{name}": wrong}).__getitem__)
+    half, bits = Table(dim=2, dtype="bfloat16"), torch.zeros(2, 2, dtype=torch.int16)
+    for values in (bits.view(torch.bfloat16), bits, bits.half()):
+        read = (tensors | {"1/rows/0/values": values}).__getitem__
+        if values.dtype == torch.bfloat16:
+            assert read_page(half, 1, 0, ["ids", "values"], read).rows.dtype == np.int16
+        else:
+            with pytest.raises(CheckpointError, match="not of a table of bfloat16"):
+                read_page(half, 1, 0, ["ids", "values"], read)
 
 
 def test_counts_of_ids_without_rows_go_to_the_servers_that_have_the_ids_now() -> None:
@@ -268,6 +277,9 @@ def test_rows_of_a_table_that_grows_come_with_their_ids() -> None:
 
 def test_a_table_with_a_shape_is_whole() -> None:
     assert tensors(Table(shape=(4, 1), init="constant", scale=7.0), page([2])) == {"t": [[7], [7], [2], [7]]}
+    half = Table(shape=(4, 1), init="constant", scale=7.0, dtype="bfloat16")
+    of_half = page([2])._replace(rows=narrowed(np.array([[2.0]], np.float32), half.dtype))
+    assert tensors(half, of_half) == {"t": [[7], [7], [2], [7]]}
 
 
 def test_no_rows_are_empty_tensors() -> None:

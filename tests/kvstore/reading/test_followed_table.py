@@ -20,13 +20,14 @@ def test_the_rows_of_tables_become_each_version_whole() -> None:
 
     def work(store: DistStore) -> None:
         store.set_optimizer("adagrad", learning_rate=0.5)
-        growing, alike = kv.Table(dim=4, init="normal", evict=kv.Unseen(2)), kv.Table(shape=(50, 4), init="uniform")
+        growing = kv.Table(dim=4, init="normal", evict=kv.Unseen(2), dtype=torch.bfloat16)
+        alike = kv.Table(shape=(50, 4), init="uniform")
         store.init(["w", "user", "item", "more"], [torch.zeros(9), growing, alike, alike])
 
         def push(ids: list[int]) -> None:
             rows = torch.ones(len(ids), 4)
             store.push(["item", "more"], [kv.RowSparse(torch.tensor(ids) % 50, rows)] * 2)  # together, as a group
-            store.push("user", kv.RowSparse(torch.tensor(ids), rows))
+            store.push("user", kv.RowSparse(torch.tensor(ids), rows.bfloat16()))
             store.push("w", torch.ones(9))
 
         def pulled(key: str, ids: torch.Tensor) -> torch.Tensor:
@@ -67,7 +68,7 @@ def test_the_rows_of_tables_become_each_version_whole() -> None:
             assert user.has([-5, 3, 7]).tolist() == [False, True, True]  # one has gone
             assert user.changed is not None
             assert set(user.changed.tolist()) == {-5, 7}
-            assert repr(user) == "<FollowedTable 'user' of float32[*, 4], version 4>"
+            assert repr(user) == "<FollowedTable 'user' of bfloat16[*, 4], version 4>"
             with pytest.raises(UsageError, match="the ids 0 to 49"):
                 item.lookup([50])
             with pytest.raises(UsageError, match="not a table; follow it"):

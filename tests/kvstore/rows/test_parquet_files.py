@@ -24,11 +24,11 @@ def pyarrow() -> Any:
     return pyarrow
 
 
-def saved(directory: Path) -> torch.Tensor:
+def saved(directory: Path, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Save a table of three names and of an id that has none; return the rows of the names."""
     store = kv.create("local")
-    store.init("user", kv.Table(dim=2))
-    rows = torch.rand(4, 2)
+    store.init("user", kv.Table(dim=2, dtype=dtype))
+    rows = torch.rand(4, 2).to(dtype)
     store.put_rows("user", kv.RowSparse([*kv.hash_ids(NAMES).tolist(), 5], rows))
     store.save_table("user", directory).wait()
     return rows[:3]
@@ -49,6 +49,18 @@ def test_names_stand_beside_their_rows(kind: str, pyarrow: Any, tmp_path: Path) 
     by_name = {name: row for name, row in zip(found["name"], found["row"], strict=True) if name is not None}
     assert by_name == ({} if kind.startswith("no") else dict(zip(NAMES, rows.tolist(), strict=True)))
     assert [name for name, number in zip(found["name"], found["id"], strict=True) if number == 5] == [None]
+
+
+def test_rows_of_half_precision_are_written_as_float32(pyarrow: Any, tmp_path: Path) -> None:
+    rows = saved(tmp_path / "table", torch.bfloat16)
+    kv.export_parquet(tmp_path / "table", tmp_path / "t.parquet", names=NAMES)
+    found = {
+        int(each): row
+        for part in kv.read_parquet(tmp_path / "t.parquet")
+        for each, row in zip(part.ids, part.rows, strict=True)
+    }
+    for each, row in zip(kv.hash_ids(NAMES).tolist(), rows, strict=True):
+        assert torch.equal(found[each], row.float())
 
 
 def test_rows_come_back_into_a_table_by_id_and_by_name(pyarrow: Any, tmp_path: Path) -> None:

@@ -412,7 +412,7 @@ def test_tables_that_cannot_be_made(run: Run) -> None:
         for bad, text in (
             (kv.RowSparse([0], ROW), "no shape"),
             (torch.eye(3).to_sparse(), "2 sparse"),
-            (kv.RowSparse([0], ROW.half(), (ROWS, WIDTH)), "float16"),
+            (kv.RowSparse([0], ROW.int(), (ROWS, WIDTH)), "dtype int32"),
         ):
             with pytest.raises(kv.UsageError, match=text):
                 store.init("t", bad)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from row_stores import ASYNC, LOCAL, ONES, ROWS, SYNC, WIDTH, begin, each_of, ev
 from store_kinds import Kind, Run
 
 import kvstore as kv
+
+HALVES = [torch.float16, torch.bfloat16]
+halves = pytest.mark.parametrize("dtype", HALVES, ids=str)
 
 
 @every
@@ -206,8 +210,11 @@ def test_a_learning_rate_counts_from_the_next_push_on(run: Run) -> None:
 def test_rows_that_nobody_pushes_decay_without_lazy_update_alone(run: Run, lazy: bool) -> None:
     def work(store: kv.KVStore) -> None:
         begin(store, lr=0.5, wd=0.5, momentum=0.5, lazy_update=lazy)
+        store.init("half", kv.Table(shape=(ROWS, WIDTH), init="constant", dtype="bfloat16"))
         for _ in range(2):
             store.push("t", grads([3], 1.0 / store.num_workers))
+            row = torch.ones(1, WIDTH, dtype=torch.bfloat16)
+            store.push("half", kv.RowSparse([3], row) if store.rank == 0 else kv.RowSparse([], row[:0]))
         momentum, buffer, weight, still = 0.0, 0.0, 1.0, 1.0
         for _ in range(2):
             momentum = 0.5 * momentum + 1.0 + 0.5 * weight
@@ -215,6 +222,7 @@ def test_rows_that_nobody_pushes_decay_without_lazy_update_alone(run: Run, lazy:
             buffer = 0.5 * buffer + 0.5 * still
             still -= 0.5 * buffer
         np.testing.assert_allclose(firsts(store, [3, 4]), [weight, 1.0 if lazy else still], rtol=1e-6)
+        assert firsts(store, [3, 4], "half") == torch.tensor([weight, 1.0 if lazy else still]).bfloat16().tolist()
 
     run(work)
 
@@ -244,12 +252,16 @@ def test_an_optimizer_without_a_rule_for_rows_is_refused(run: Run) -> None:
     run(work)
 
 
-@pytest.mark.parametrize("codec", ["fp16", "bf16", "int8"])
+@pytest.mark.parametrize(
+    ("codec", "dtype"),
+    [*((codec, torch.float32) for codec in ("fp16", "bf16", "int8")), *(("int8", dtype) for dtype in HALVES)],
+    ids=str,
+)
 @every
-def test_rows_in_fewer_bytes(run: Run, codec: str) -> None:
+def test_rows_in_fewer_bytes(run: Run, codec: str, dtype: torch.dtype) -> None:
     def work(store: kv.KVStore) -> None:
-        begin(store, kv.Table(shape=(ROWS, WIDTH), init="constant", codec=codec))
-        rows = torch.tensor([[1.0, -0.5, 0.25], [3.0, 2.0, -1.0]])
+        begin(store, kv.Table(shape=(ROWS, WIDTH), init="constant", dtype=dtype, codec=codec))
+        rows = torch.tensor([[1.0, -0.5, 0.25], [3.0, 2.0, -1.0]], dtype=dtype)
         settle(store, store.push("t", kv.RowSparse([7, 2], rows)))
         found = store.row_sparse_pull("t", row_ids=[7, 2, 0])
         expected = 1 - store.num_workers * torch.cat([rows, torch.zeros(1, WIDTH)])
@@ -273,33 +285,145 @@ def test_compression_of_arrays_leaves_tables_alone(run: Run) -> None:
     run(work)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @in_rounds
-def test_mxnets_nightly_rounds(run: Run) -> None:
+def test_mxnets_nightly_rounds(run: Run, dtype: torch.dtype) -> None:
     """dist_sync_kvstore.py, default_cpu: rows at random, pushed and pulled; those that are not are as they began."""
 
     def work(store: kv.KVStore) -> None:
         shape, rounds = (120, 12), 3
         store.set_optimizer("sgd", learning_rate=1.0)
-        store.init("t", kv.RowSparse(torch.arange(120), torch.ones(shape), shape))
+        store.init("t", kv.RowSparse(torch.arange(120), torch.ones(shape, dtype=dtype), shape))
         rng = np.random.default_rng(store.rank)
         common = np.random.default_rng(99)
-        total = torch.ones(shape)
+        total = torch.ones(shape, dtype=dtype)
         for number in range(rounds):
             ids = common.permutation(120)[:36]
-            store.push("t", kv.RowSparse(ids, torch.full((36, 12), -float(mine(store))), shape))
+            store.push("t", kv.RowSparse(ids, torch.full((36, 12), -float(mine(store)), dtype=dtype), shape))
             total[ids] += all_of(store)
             asked = np.sort(rng.permutation(120)[: 30 * number])  # in the first round none
-            out = kv.RowSparse.zeros(shape)
+            out = kv.RowSparse.zeros(shape, dtype)
             store.row_sparse_pull("t", out=out, row_ids=torch.from_numpy(asked))
-            expected = torch.zeros(shape)
+            expected = torch.zeros(shape, dtype=dtype)
             expected[asked] = total[asked]
             assert torch.equal(out.to_dense(), expected)
-        store.push("t", kv.RowSparse.zeros(shape))  # zeros change nothing
-        out = torch.empty(shape)
+        store.push("t", kv.RowSparse.zeros(shape, dtype))  # zeros change nothing
+        out = torch.empty(shape, dtype=dtype)
         store.pull("t", out, ignore_sparse=False)
         assert torch.equal(out, total)
 
     run(work)
+
+
+@halves
+@every
+def test_rows_of_half_precision_are_those_of_float32_rounded(run: Run, dtype: torch.dtype) -> None:
+    """Whether they are pushed as they are, or summed before they leave, alone, or together with other tables."""
+    both = [dtype, torch.float32]
+
+    def work(store: kv.KVStore) -> None:
+        generator = torch.Generator().manual_seed(store.rank)
+        store.set_optimizer("adam", learning_rate=0.1)
+        keys = [["fixed", "other", "grows"], ["fixed32", "other32", "grows32"]]
+        for listed, each in zip(keys, both, strict=True):
+            fixed = kv.Table(shape=(ROWS, 8), init="constant", scale=0.5, dtype=each)
+            store.init(listed, [fixed, fixed, kv.Table(dim=3, dtype=each)])
+        for number in range(8):
+            if number % 3 == 2:
+                ids = torch.randint(ROWS, (6,), generator=generator)  # they may repeat
+            else:
+                ids = torch.randperm(ROWS, generator=generator)[:4].sort().values
+            listed = slice(0, 1 + number % 3)
+            widths = [8, 8, 3][listed]
+            rows = [torch.randn(len(ids), width, generator=generator).to(dtype) for width in widths]
+            calls = [
+                (of[listed], [kv.RowSparse(ids, part.to(each)) for part in rows])
+                for of, each in zip(keys, both, strict=True)
+            ]
+            if "async" in store.type or "ssp" in store.type:  # one message, for each push is an update
+                calls = [([key for of, _ in calls for key in of], [value for _, each in calls for value in each])]
+            outs = []
+            for of, values in calls:
+                made = [torch.empty_like(value.rows) for value in values]
+                store.pushpull(of, values, made, row_ids=[ids] * len(of))
+                outs += made
+            for narrow, wide in zip(outs[: len(rows)], outs[len(rows) :], strict=True):
+                assert narrow.dtype == dtype
+                assert torch.equal(narrow, wide.to(dtype))
+        store.barrier()
+        for key, twin in zip(*keys, strict=True):
+            narrow, wide = store.row_sparse_pull([key, twin], row_ids=[torch.arange(ROWS)] * 2)
+            assert torch.equal(narrow, wide.to(dtype)), key
+        whole = torch.empty(ROWS, 8, dtype=dtype)
+        store.pull("fixed", whole, ignore_sparse=False)
+        assert torch.equal(whole, store.row_sparse_pull("fixed32", row_ids=torch.arange(ROWS)).to(dtype))
+        rows_of = {
+            int(each): row for part in store.table_rows("fixed") for each, row in zip(part.ids, part.rows, strict=True)
+        }
+        assert all(torch.equal(row, whole[each]) for each, row in rows_of.items())
+
+    run(work)
+
+
+@halves
+@updating
+def test_a_sum_of_rows_that_half_precision_lacks_is_used_in_float32(run: Run, dtype: torch.dtype) -> None:
+    def work(store: kv.KVStore) -> None:
+        table = kv.Table(shape=(ROWS, WIDTH), dtype=dtype)
+        store.init("sum", table)
+        store.push("sum", kv.RowSparse([4, 2, 4], torch.tensor([[1.0], [3.0], [2**-9]], dtype=dtype).expand(3, WIDTH)))
+        assert firsts(store, [2, 4, 0], "sum") == [
+            3.0 * store.num_workers,
+            torch.tensor(store.num_workers * (1 + 2**-9)).to(dtype).item(),
+            0.0,
+        ]
+        store.set_optimizer("sgd", learning_rate=2.0**-11)
+        store.init("t", table)
+        for _ in range(2):
+            store.push("t", kv.RowSparse([7, 7], torch.full((2, WIDTH), 2.0**15, dtype=dtype)))
+        assert firsts(store, [7]) == [-64.0 * store.num_workers]
+        for _ in range(4):  # each is lost in a row of bfloat16, but not in its copy in float32
+            store.push("t", kv.RowSparse([7], torch.full((1, WIDTH), 2.0**9, dtype=dtype)))
+        assert firsts(store, [7]) == [-65.0 * store.num_workers]
+
+    run(work)
+
+
+@halves
+def test_rows_of_half_precision_are_put_saved_and_loaded(jobs: Any, tmp_path: Path, dtype: torch.dtype) -> None:
+    def work(store: kv.KVStore) -> None:
+        store.set_optimizer("sgd", learning_rate=2.0**-12, momentum=0.5)
+        store.init("t", kv.Table(dim=WIDTH, dtype=dtype))
+        for _ in range(3):
+            store.push("t", kv.RowSparse([3, -5], torch.ones(2, WIDTH, dtype=dtype)))
+        store.put_rows("t", kv.RowSparse([8], torch.full((1, WIDTH), 1.5, dtype=dtype)))
+        with pytest.raises(kv.Mismatch, match="but this call has"):
+            store.put_rows("t", kv.RowSparse([8], torch.ones(1, WIDTH, dtype=torch.int16)))
+        with pytest.raises(kv.Mismatch, match="but this call has"):
+            store.push("t", kv.RowSparse([8], torch.ones(1, WIDTH, dtype=torch.int16)))
+        for out in (torch.empty(1, WIDTH, dtype=torch.int16), torch.empty(1, WIDTH)):
+            with pytest.raises(kv.Mismatch, match="need an out of"):
+                store.row_sparse_pull("t", out, row_ids=[8])
+        directory = tmp_path / f"{store.type}-{dtype}"
+        states = tmp_path / f"{store.type}.states"
+        store.save_table("t", directory)
+        store.save_optimizer_states(states)
+        store.push("t", kv.RowSparse([3, 8], torch.ones(2, WIDTH, dtype=dtype)))
+        after = store.row_sparse_pull("t", row_ids=[3, -5, 8, 9])
+        store.barrier()
+        for with_states in (False, True):
+            store.load_table("t", directory)
+            if with_states:
+                store.load_optimizer_states(states)
+            store.push("t", kv.RowSparse([3, 8], torch.ones(2, WIDTH, dtype=dtype)))
+            assert torch.equal(store.row_sparse_pull("t", row_ids=[3, -5, 8, 9]), after)
+            store.barrier()
+        opened = kv.open_table(directory, verify=True)
+        assert opened.lookup([8, 9]).tolist() == [[1.5] * WIDTH, [0.0] * WIDTH]
+        assert opened.lookup([8]).dtype == dtype
+
+    jobs.run(LOCAL, work)
+    jobs.run(SYNC, work)
 
 
 def test_the_number_of_servers_changes_no_bit(jobs: Any) -> None:

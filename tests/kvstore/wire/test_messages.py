@@ -512,7 +512,7 @@ def test_a_record_carries_another_message() -> None:
     assert wire.decode(record.buffers) == inner
 
 
-PUSH = wire.PushRows(ME, 0, [7], [1], [1], [0], False, False, False, None, None, [], ["none"], None, [b"", b"", b""])
+PUSH = wire.PushRows(ME, 0, [7], [1], [1], [0], False, False, False, None, None, [], ["none"], buffers=[b"", b"", b""])
 INIT = wire.InitTables(ME, 0, [7], ["t"], [Table(dim=2, admit=MinCount(2), evict=Capacity(9)).described], 0, 2)
 PULL = wire.PullRows(ME, 0, [7], [1], [1], True, ["int8"], [b"12345678"])
 PUT = wire.PutRows(ME, 0, 7, 0, None, None, ["seen"], ["int64"], [0], [b"", b"", b""])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 from asking import Desk, floats, optimized, read, text_of
+from asking_rows import pull_rows, push_rows, rows_in, with_tables
 from hypothesis import given
 from hypothesis import strategies as st
 from pairs import Pair, copied, state
@@ -14,6 +16,7 @@ from pairs import Pair, copied, state
 from kvstore import wire
 from kvstore.codecs import Compressor, parse
 from kvstore.codecs.options import travelling
+from kvstore.table import Table
 from kvstore.values import from_buffer, to_buffer
 
 BIG = 40_000.0  # twice as much is more than float16 has
@@ -150,6 +153,24 @@ def test_a_new_standby_gets_late_sums_in_float32(encoded: bool):
         values.append(desk.value(clock=2))
     assert torch.equal(*values)
     assert 0 < -values[0][0].item() < 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_new_standby_gets_late_rows_in_float32(dtype: str):
+    desk = with_tables(4, quorum=2, late="keep", tables={7: Table(shape=(9, 3), dtype=dtype)})
+    optimized(desk, "sgd", lr=2.0**-20, momentum=0.5)
+    for worker in desk.workers[:3]:
+        desk.ask(worker, push_rows(worker, {7: {4: (80_001, 0.1, 1)}}, in_float32=True))
+    rows: list[Any] = []
+    standby = copied(desk.shard, 4)
+    assert state(standby) == state(desk.shard)
+    for shard in (desk.shard, standby):
+        desk.shard = shard
+        for worker in desk.workers[:2]:
+            desk.ask(worker, push_rows(worker, {7: {4: (40_000, 0, 1)}}, 2, dtype=dtype))
+        rows.append(rows_in(desk.reply(desk.workers[0], pull_rows(desk.workers[0], {7: [4]}, 2)), 3, dtype))
+    assert rows[0] == rows[1]
+    assert -1 < rows[0][0][0][0] < 0
 
 
 def test_check_finite_looks_at_what_is_used():

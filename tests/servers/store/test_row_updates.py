@@ -134,6 +134,19 @@ def test_check_finite_names_key_row_position_and_worker_and_every_worker_of_the_
     assert table_rows(desk, [1, 3], clock=1) == [[0, 0], [0, 0]]
 
 
+@pytest.mark.parametrize("lr", [None, 2.0**-16])
+def test_a_sum_is_too_large_for_half_precision_where_it_becomes_the_value_alone(lr: float | None):
+    desk = with_tables(2, finite=True, tables={7: Table(shape=(10, 2), dtype="float16")})
+    desk, a, b = (desk if lr is None else optimized(desk, lr=lr)).and_workers()
+    desk.ask(a, push_rows(a, {7: {3: (40_000, 1)}}, 1, {7: [3]}, dtype="float16"))
+    replies = desk.ask(b, push_rows(b, {7: {3: (40_000, 1)}}, 1, {7: [3]}, dtype="float16"))
+    for reply in replies.values():
+        if lr is None:
+            assert "each worker's rows are finite, their sum is not in float16" in text_of(reply, "NotFinite")
+        else:
+            assert rows_in(reply, dtype="float16") == [[[-1.220703125, -(2.0**-15)]]]
+
+
 def test_a_sum_that_overflows_is_not_finite_either():
     desk, a, b = with_tables(2, finite=True).and_workers()
     desk.ask(a, push_rows(a, {7: {1: (3e38, 1)}}))

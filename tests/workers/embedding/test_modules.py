@@ -50,6 +50,33 @@ def test_bags_as_torch_with_sparse_adam_to_the_bit(mode: str, each: int) -> None
     assert torch.equal(bag.state_dict()["weight"], reference.weight)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_as_torch_with_a_copy_in_float32(dtype: torch.dtype) -> None:
+    store = Recorded("sgd", learning_rate=2.0**-10, momentum=0.5)
+    tables = {"dtype": dtype, "store": store, "init": "constant"}
+    modules = [
+        workers.Embedding(20, 4, key="t", **tables),
+        workers.Embedding(20, 4, key="p", padding_idx=19, **tables),
+        workers.EmbeddingBag(20, 4, key="u", mode="sum", **tables),
+    ]
+    masters = [nn.Parameter(torch.ones(20, 4)) for _ in modules]
+    optimizer = torch.optim.SGD(masters, lr=2.0**-10, momentum=0.5)
+    factors = torch.arange(1.0, 5.0)
+    ids = torch.arange(20).repeat(33, 1)
+    large = torch.ones(33, 20, 1).index_fill_(0, torch.tensor([0]), 4096.0)  # to which half precision can add no 1
+    for _ in range(6):
+        first, padded, bags = (module(ids.T.contiguous() if module is modules[2] else ids) for module in modules)
+        assert first.dtype == padded.dtype == bags.dtype == dtype
+        assert torch.equal(first[0], masters[0].to(dtype))
+        weights = (large * factors).to(dtype)
+        ((first * weights).sum() + (padded * weights).sum() + (bags * factors.to(dtype)).sum()).backward()
+        for master, total in zip(masters, (4096 + 32, 4096 + 32, 33), strict=True):
+            master.grad = (factors * total).to(dtype).float().expand(20, 4).clone()
+        optimizer.step()
+    for module, master in zip(modules, masters, strict=True):
+        assert torch.equal(module.state_dict()["weight"][:19], master[:19].to(dtype))
+
+
 def test_sgd_sums_what_an_id_has_before_it_updates_as_torch_does_with_coalesced_gradients() -> None:
     store = Recorded("sgd", learning_rate=0.1)
     module = workers.Embedding(40, 4, store=store, key="t")
@@ -407,9 +434,10 @@ def test_modes_that_there_are_not() -> None:
 
 def test_a_key_that_is_taken() -> None:
     store = Recorded()
-    workers.Embedding(5, 2, store=store, key="t")
+    first = workers.Embedding(5, 2, store=store, key="t")  # by a name: it may be collected otherwise, and is forgotten
     with pytest.raises(kv.AlreadyInitialized, match=r"EmbeddingBag\.of\(module\), or Embedding\.of, makes a second"):
         workers.Embedding(5, 2, store=store, key="t")
+    assert first.key == "t"
 
 
 @pytest.mark.parametrize("ahead", [False, True])
