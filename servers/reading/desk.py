@@ -29,8 +29,8 @@ from servers.activity import Followed
 from servers.requests.guest_links import ReaderLinks
 from servers.requests.replies import Outbox, refuse
 from servers.store.bucket import Bucket
-from servers.store.published_rows import RowVersion
 from servers.store.served_store import ServedStore
+from servers.store.tables.published_rows import RowVersion
 
 log = logging.getLogger(__name__)
 

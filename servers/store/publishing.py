@@ -27,9 +27,9 @@ from kvstore.values import as_dtype
 from kvstore.wire import Buffer
 from kvstore.wire.versions import pieces, published_as
 from servers.store.buckets import Buckets
-from servers.store.published_rows import PublishedRows
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
+from servers.store.tables.published_rows import PublishedRows
 from servers.store.target import AnyTarget
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"

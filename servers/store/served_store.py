@@ -37,10 +37,10 @@ from servers.store.lateness import ArrivalTimes
 from servers.store.publishing import Publishing
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds, WorkerClocks
-from servers.store.row_requests import usual_push
 from servers.store.row_target import GroupContribution, RowTarget, TableGroup
-from servers.store.row_updates import RowUpdate
-from servers.store.served_tables import ServedTables
+from servers.store.tables.row_requests import usual_push
+from servers.store.tables.row_updates import RowUpdate
+from servers.store.tables.served_tables import ServedTables
 from servers.store.target import AnyTarget, ParkedRequest, PushRequest, WaitingRequest
 from servers.store.value_replies import ValueReplies
 from servers.store.waiting import Pauses, Waiting

@@ -30,7 +30,7 @@ from servers.store.buckets import Buckets
 from servers.store.recording import in_doubt_record, states_record
 from servers.store.rounds import Rounds
 from servers.store.row_target import RowContribution, RowTarget
-from servers.store.served_tables import ServedTables, rows_of_page
+from servers.store.tables.served_tables import ServedTables, rows_of_page
 from servers.store.target import HeldSegments
 from servers.store.value_replies import ReplyEncoder, ValueReplies
 

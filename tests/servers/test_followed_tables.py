@@ -28,7 +28,7 @@ from kvstore.table import Capacity, Table, Unseen
 from kvstore.transport.memory import Heap
 from servers.reading import desk
 from servers.reading.desk import TableRead
-from servers.store import published_rows
+from servers.store.tables import published_rows
 
 Rows = dict[int, list[float]]
 

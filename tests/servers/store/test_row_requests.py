@@ -18,7 +18,6 @@ from kvstore.rows.sums import RowBatch
 from kvstore.table import Table, Unseen
 from servers.store.hyperparameters import UpdateHyperparameters
 from servers.store.rounds import Rounds
-from servers.store.row_requests import all_in_stripe, usual_push
 from servers.store.row_target import (
     KEPT,
     GroupContribution,
@@ -29,6 +28,7 @@ from servers.store.row_target import (
     alike,
     at_one_point,
 )
+from servers.store.tables.row_requests import all_in_stripe, usual_push
 from servers.store.target import ParkedRequest
 
 # ---- requests for rows: what is checked of them, and rows as answers

@@ -24,7 +24,7 @@ from servers.store.hyperparameters import UpdateHyperparameters
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
 from servers.store.row_target import GroupContribution, RowTarget, TableGroup
-from servers.store.row_updates import RowAnswers, RowUpdates
+from servers.store.tables.row_updates import RowAnswers, RowUpdates
 
 
 def test_a_round_sums_each_row_over_all_workers_and_answers_with_the_rows_that_each_wants():
@@ -341,7 +341,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
             found.append(answer is not None)
             return answer
 
-    monkeypatch.setattr("servers.store.row_updates.RowAnswers", Noting)
+    monkeypatch.setattr("servers.store.tables.row_updates.RowAnswers", Noting)
     return found
 
 

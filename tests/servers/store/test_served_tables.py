@@ -21,8 +21,8 @@ from asking_rows import (
 
 from kvstore import wire
 from kvstore.table import Capacity, MinCount, Table
-from servers.store import served_tables
-from servers.store.served_tables import MOST
+from servers.store.tables import served_tables
+from servers.store.tables.served_tables import MOST
 
 
 def test_an_optimizer_without_a_rule_for_rows_is_refused_when_there_are_tables():

@@ -28,9 +28,9 @@ from servers.store.buckets import Buckets
 from servers.store.hyperparameters import asked
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds, WorkerClocks
-from servers.store.row_requests import gathered, packed, pushed_rows, require_wanted, wanted_ids
 from servers.store.row_target import RowContribution, RowTarget
-from servers.store.row_updates import RowUpdate, RowUpdates
+from servers.store.tables.row_requests import gathered, packed, pushed_rows, require_wanted, wanted_ids
+from servers.store.tables.row_updates import RowUpdate, RowUpdates
 
 
 class ServedTables:
