@@ -144,24 +144,36 @@ class Newcomers:
     def boundary(self, part: Part, checkpoints: Checkpointing | None) -> None:
         """This worker is between two steps: let newcomers in that wait for that, or be let in."""
         self.enter(part, -1, checkpoints)
-        for notice in list(self._session.to_admit.values()):
-            if notice.id == -1:
-                self._admit(part, notice, checkpoints)
+        self._meet(part, -1, checkpoints)
 
     # ---- the sponsor
 
     def _before(self, part: Part, checkpoints: Checkpointing | None, pushes: Pushes, places: Column) -> None:
         session = self._session
-        if not session.newcomer and not session.to_admit:
+        if not session.newcomer and not session.to_admit and not session.short:
             return
         first = int(part.entries.ids[part.entries.firsts[places[0]]]) if len(places) else -1
         if session.newcomer:
             if pushes.rule.mode == "async" or part.optimizing.rule() is not None:
                 self.enter(part, first, checkpoints)
             return
-        for notice in list(session.to_admit.values()):
-            if (notice.store, notice.id) == (part.requests.store, first):
-                self._admit(part, notice, checkpoints)
+        self._meet(part, first, checkpoints)
+
+    def _meet(self, part: Part, first: int, checkpoints: Checkpointing | None) -> None:
+        """Let in those that wait for this place, which is that of ``enter``; stand still here below the least."""
+        # Only one worker stands still: rounds need its pushes, so the others come no further. If they stood still, too,
+        # the one that a newcomer waits for at a later place could not get there.
+        session = self._session
+        while True:
+            for notice in list(session.to_admit.values()):
+                if notice.id == first and (first == -1 or notice.store == part.requests.store):
+                    self._admit(part, notice, checkpoints)
+            if not session.short or session.to_admit:
+                return
+            told: wire.GoOn = part.requests.one(session.scheduler, "waiting for enough workers", (), wire.AwaitWorkers)
+            if told.rank < 0:
+                return
+            session.to_admit[told.rank] = wire.Newcomer(told.rank, told.incarnation, told.store, told.id)
 
     def _admit(self, part: Part, notice: wire.Newcomer, checkpoints: Checkpointing | None) -> None:
         """Let a newcomer into the rounds after those that this worker has pushed."""

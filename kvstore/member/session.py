@@ -91,6 +91,8 @@ class Session:
         self._on_line_back = on_line_back
         self.takeovers = 0  # how many this member has heard of
         self.lost: frozenset[int] = frozenset()  # the workers without which the job goes on, as this member knows
+        # Whether fewer workers are in than the job needs, and this one is the sponsor of those that come.
+        self.short = False
         self.newcomer = False  # whether this worker was started again, and nobody has let it in yet
         self.to_admit: dict[int, wire.Newcomer] = {}  # by rank: the newcomers that this worker is to let in
         self._epochs: dict[int, int] = {}  # by rank: of the latest news of where its server is
@@ -313,6 +315,7 @@ class Session:
                 return
         elif isinstance(notice, wire.Roster):
             self.lost = frozenset(notice.lost)
+            self.short = self.leads and self.num_workers - len(self.lost) < self.config.min_workers
         elif isinstance(notice, wire.Newcomer):
             self.to_admit[notice.rank] = notice
         elif isinstance(notice, wire.StillStuck):

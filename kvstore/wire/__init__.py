@@ -71,6 +71,7 @@ from kvstore.wire.guests import (
 from kvstore.wire.members import (
     Admitted,
     Alive,
+    AwaitWorkers,
     Barrier,
     Beat,
     Census,
@@ -82,6 +83,7 @@ from kvstore.wire.members import (
     Enter,
     Entered,
     Fault,
+    GoOn,
     Here,
     JobFailed,
     Join,

@@ -242,6 +242,21 @@ class Admitted(Request):
         require_counted(self.counts, self.ids)
 
 
+@message(64)
+class AwaitWorkers(Request):
+    """Fewer workers than the job needs are in, and others wait for my next push: answer when I shall go on."""
+
+
+@message(65)
+class GoOn(Reply):
+    """Go on: enough workers are in (``rank`` -1), or this one waits for you; see ``Newcomer``."""
+
+    rank: Annotated[int, f.integer(-1)] = -1
+    incarnation: f.Seq = 0
+    store: f.Store = 0
+    id: Annotated[int, f.integer(-1)] = -1
+
+
 @message(62)
 class TakeShare(Request):
     """Give me up to ``most`` samples of an epoch of ``data``, or say whether it is over; see ``kvstore.shares``."""

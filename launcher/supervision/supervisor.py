@@ -74,7 +74,7 @@ def report(task: Task, how: str) -> None:
 
     `how`: what happened to it: "exited with code 7".
     """
-    tell(task.env, task.role, task.rank, how)
+    tell(task.env, task.role, task.rank, how, final=task.role == "worker")
 
 
 def report_loss(task: Task, loss: Lose) -> bool:

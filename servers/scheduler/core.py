@@ -22,7 +22,7 @@ from servers.scheduler.guests import Readers
 from servers.scheduler.heartbeats import Heartbeats
 from servers.scheduler.losses import JobFailure, Losses
 from servers.scheduler.members import JobMember, MemberEvent, Members, MemberState, Welcomes
-from servers.scheduler.newcomers import Newcomers
+from servers.scheduler.newcomers import Newcomers, Shortage
 from servers.scheduler.observing import Observing
 from servers.scheduler.stores import Stores
 
@@ -130,6 +130,7 @@ class Scheduler:
         readers: how many readers there may be at once; 0 for none.
         start: how often the scheduler has been started.
         min_workers: the job goes on without workers that are lost as long as so many are not; 0 if it does not at all.
+        patience_s: how long it waits below that for workers that are started again; 0 if none is.
 
     Attributes:
         silent: the members that the last tick has found overdue, each with the time of its last sign of life.
@@ -150,6 +151,7 @@ class Scheduler:
         observer_key: str = "",
         start: int = 1,
         min_workers: int = 0,
+        patience_s: float = 0.0,
     ) -> None:
         self.members = Members(
             *(num_workers, num_servers, limit_s, num_aggregators, replicas),
@@ -172,9 +174,12 @@ class Scheduler:
             *(self.members, self._reply_links, self._failover, key, self._failure),
             min_workers,
             self._go_on_without,
+            self._departures,
+            patience_s > 0,
         )
         self._shares = Shares()
         self._newcomers = Newcomers(self.members, self._departures, self._send)
+        self._shortage = Shortage(self.members, self._departures, self._newcomers, min_workers, patience_s)
         self._released: list[Answer] = []  # to members that have waited for one that is lost
         self._heartbeats = Heartbeats(
             self.members,
@@ -261,6 +266,9 @@ class Scheduler:
             self._losses.silent(member, now)
         if not self.members.complete and self.failure is None:
             self._joining.remind(now)
+        why = self._shortage.overdue(now) if self.failure is None else ""
+        if why:
+            self._failure.happen(why, now, self._latest_loss())
         self.observing.tick(now)
         return self._flush(self._depart())
 
@@ -423,6 +431,12 @@ class Scheduler:
             if other is not None and not self._losses.lose_worker(other, how):
                 self._failure.happen(f"{other.node} {how}", self._now)
 
+    def _latest_loss(self) -> str:
+        """Return the name of the process of a worker that was lost last."""
+        rank = next(reversed(self._departures.lost))
+        member = self.members.find("worker", rank)
+        return process_name("worker", rank, 1 if member is None else member.start)
+
     def _let_in(self, peer: bytes, message: wire.Admitted) -> list[Answer]:
         """A worker that was started again is in the rounds of all servers."""
         done = [Answer(peer, message, wire.Ack(message.seq))]
@@ -460,6 +474,8 @@ class Scheduler:
             return self._newcomers.enter(peer, message)
         if isinstance(message, wire.Admitted):
             return self._let_in(peer, message)
+        if isinstance(message, wire.AwaitWorkers):
+            return self._shortage.wait(peer, message)
         served = self._stores.serve(peer, message, self._now)
         if served is None:
             raise UsageError(f"the scheduler does not handle a {type(message).__name__} of {message.node}")
@@ -486,8 +502,9 @@ class Scheduler:
             return Reason(f"waits for {self.members.absent()} to join")
         if message.node.role != "worker":
             return Reason()
-        coming = self._newcomers.explain(message.node.rank, message.about)
-        return coming if coming.text else self._stores.explain(message.node.rank, message.about)
+        rank, about = message.node.rank, message.about
+        reasons = (each.explain(rank, about) for each in (self._newcomers, self._shortage))
+        return next((reason for reason in reasons if reason.text), None) or self._stores.explain(rank, about)
 
     def _waits(self) -> Reason:
         if not self.members.complete:
@@ -510,6 +527,7 @@ class Scheduler:
 
     def _flush(self, answers: list[Answer]) -> Outbox:
         """Remember the answers for repeats, and return them with the notices that have come up."""
+        self._released += self._shortage.look(self._now)
         if self._released:
             answers, self._released = answers + self._released, []
         for _, request, reply in answers:

@@ -42,6 +42,14 @@ def test_runs_by_seeds_are_exact_or_rightly_loud() -> None:
     assert came >= 3
 
 
+@pytest.mark.parametrize("mode", ["sync", "ssp"])
+def test_below_the_least_rounds_stand_still_until_it_has_come_back(mode: str) -> None:
+    """Without that the others would be done before it comes."""
+    for rank, at in ((0, 76), (1, 99), (2, 122)):
+        plan = replace(BASE, mode=mode, least=3, start_s=5.0, crashes=((f"worker {rank}", at),))
+        assert require(plan, "exact") == 1
+
+
 # ---- what is broken is found
 
 

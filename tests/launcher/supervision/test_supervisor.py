@@ -374,9 +374,13 @@ ENV = {"DMLC_PS_ROOT_URI": "ipc:///nowhere/scheduler"}
 
 def test_the_scheduler_is_told_who_has_ended_and_how(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(module, "tell", lambda *words: told.append(words))
-    report(Task("server", 1, ("x",), ENV), "exited with code 7")
-    assert told == [(ENV, "server", 1, "exited with code 7")]
+    monkeypatch.setattr(module, "tell", lambda *words, final: told.append((*words, final)))
+    for role in ("server", "worker"):
+        report(Task(role, 1, ("x",), ENV), "exited with code 7")
+    assert told == [
+        (ENV, "server", 1, "exited with code 7", False),
+        (ENV, "worker", 1, "exited with code 7", True),
+    ], "the job fails without this worker, though others may come back"
 
 
 def test_or_who_has_died_while_the_job_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
