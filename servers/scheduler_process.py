@@ -179,7 +179,8 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
         config.start,
         config.min_workers,
         # A job that starts workers again has a log for its scheduler, which is started again, too.
-        (config.patience_s or math.inf) if config.scheduler_log else 0.0,
+        (config.patience_s or math.inf) if config.scheduler_log or config.max_workers else 0.0,
+        config.max_workers,
     )
     tracing = SchedulerTracing(scheduler, config, clock) if config.trace.last else None
     core: Scheduler | LoggedScheduler = scheduler

@@ -476,7 +476,7 @@ class DistStore(KVStore):
         return self._session.rank
 
     def members(self) -> list[int]:
-        return [rank for rank in range(self.num_workers) if rank not in self._session.lost]
+        return self._session.members
 
     @property
     def newcomer(self) -> bool:
@@ -496,6 +496,10 @@ class DistStore(KVStore):
     @property
     def min_workers(self) -> int:
         return self._session.config.min_workers
+
+    @property
+    def max_workers(self) -> int:
+        return max(self._session.num_workers, self._session.config.max_workers)
 
     @property
     def num_workers(self) -> int:

@@ -91,6 +91,7 @@ class Session:
         self._on_line_back = on_line_back
         self.takeovers = 0  # how many this member has heard of
         self.lost: frozenset[int] = frozenset()  # the workers without which the job goes on, as this member knows
+        self.added: frozenset[int] = frozenset()  # and those that were added to it; some may be lost
         # Whether fewer workers are in than the job needs, and this one is the sponsor of those that come.
         self.short = False
         self.newcomer = False  # whether this worker was started again, and nobody has let it in yet
@@ -235,6 +236,11 @@ class Session:
         return self.client.node.rank
 
     @property
+    def members(self) -> list[int]:
+        """The workers that are in, as far as this member knows: not lost, and let in if they came later."""
+        return [rank for rank in (*range(self.num_workers), *sorted(self.added)) if rank not in self.lost]
+
+    @property
     def gives(self) -> bool:
         """Whether this worker gives new keys their first values unasked. One that was started again does not."""
         return self.client.node[1:] == (0, 1)
@@ -315,7 +321,8 @@ class Session:
                 return
         elif isinstance(notice, wire.Roster):
             self.lost = frozenset(notice.lost)
-            self.short = self.leads and self.num_workers - len(self.lost) < self.config.min_workers
+            self.added = frozenset(rank for rank in notice.came if rank >= self.num_workers)
+            self.short = self.leads and len(self.members) < self.config.min_workers
         elif isinstance(notice, wire.Newcomer):
             self.to_admit[notice.rank] = notice
         elif isinstance(notice, wire.StillStuck):

@@ -737,8 +737,13 @@ class KVStore:
         return 0
 
     @property
+    def max_workers(self) -> int:
+        """How many workers there may be at once, with those that are added while the job runs: ranks are below this."""
+        return self.num_workers
+
+    @property
     def num_workers(self) -> int:
-        """How many workers there are."""
+        """How many workers the job has begun with. Sums of floats stand for so many, whoever dies or is added."""
         return 1
 
     def barrier(self) -> None:

@@ -358,8 +358,8 @@ class Newcomer(Message):
 class Roster(Message):
     """Which workers have left in order (``departed``), and which are ``lost``. ``epoch`` grows with every change.
 
-    A worker that is lost may be started again: ``came`` are those that have been. Until another worker lets it in, such
-    a worker stays lost for everybody. To servers and aggregators; to workers, too, once one is lost.
+    A worker that is lost may be started again, others may be added: ``came`` are these. Until another worker lets it
+    in, such a worker is lost for everybody. To servers and aggregators; to workers, too, once one is lost.
     """
 
     epoch: f.Seq
@@ -368,20 +368,34 @@ class Roster(Message):
     deaths: Incarnations = field(default_factory=list)  # of each that is lost, the incarnation that was lost last
     came: f.Ranks = field(default_factory=list)  # ranks of workers, too
     starts: Incarnations = field(default_factory=list)  # the incarnation of each of them
+    keys: PublicKeys = field(default_factory=list)  # likewise the public key; empty where links prove none
 
     def __post_init__(self) -> None:
         same_length(self.lost, self.deaths)
         same_length(self.came, self.starts)
+        if self.keys:
+            same_length(self.came, self.keys)
 
     @classmethod
-    def of(cls, epoch: int, departed: Iterable[int], losses: Mapping[int, int], newcomers: Mapping[int, int]) -> Roster:
+    def of(
+        cls,
+        epoch: int,
+        departed: Iterable[int],
+        losses: Mapping[int, int],
+        newcomers: Mapping[int, int],
+        keys: Mapping[int, str],
+    ) -> Roster:
         """Return the one that says so; ``losses`` and ``newcomers`` are incarnations, by rank."""
         lost, came = dict(sorted(losses.items())), dict(sorted(newcomers.items()))
-        return cls(epoch, sorted(departed), list(lost), list(lost.values()), list(came), list(came.values()))
+        proved = [keys.get(rank, "") for rank in came]
+        return cls(
+            *(epoch, sorted(departed), list(lost), list(lost.values()), list(came), list(came.values())),
+            proved if any(proved) else [],
+        )
 
     @property
-    def told(self) -> tuple[list[int], dict[int, int], dict[int, int]]:
-        return self.departed, self.losses, self.newcomers
+    def told(self) -> tuple[list[int], dict[int, int], dict[int, int], dict[int, str]]:
+        return self.departed, self.losses, self.newcomers, dict(zip(self.came, self.keys, strict=bool(self.keys)))
 
     @property
     def losses(self) -> dict[int, int]:

@@ -273,6 +273,30 @@ class Ending:
             self.deadline = now + self._limits.patience
         return []
 
+    def add(self, index: int, now: float) -> None:
+        """A task has been added to `tasks`, and is started now."""
+        self._running.add(index)
+        self._restarts.add()
+        self._restarts.begins(index, now)
+
+    @property
+    def dead_workers(self) -> list[int]:
+        """The workers that have died, and are not started again."""
+        return [
+            index
+            for index, task in enumerate(self._tasks)
+            if task.role == "worker"
+            and index not in self._running
+            and index not in self._waiting
+            and self._process(index) in self._deaths
+        ]
+
+    def revive(self, index: int, now: float) -> Restart:
+        """Start one of `dead_workers` again, because somebody has ordered it."""
+        self._running.add(index)
+        died = self._deaths[self._process(index)]
+        return Restart(index, self._restarts.begins(index, now), died.how, died.at)
+
     def runs(self, index: int) -> bool:
         return index in self._running
 

@@ -50,14 +50,17 @@ class Restarts:
         roles: the roles whose processes may die.
         limit: how many times processes are started again, in all.
         min_workers: workers may die as long as so many are left; 0 if none may.
+        max_workers: others may be added, up to so many; 0 if none is.
     """
 
-    def __init__(self, tasks: Sequence[Task], roles: frozenset[str], limit: int, min_workers: int = 0) -> None:
+    def __init__(
+        self, tasks: Sequence[Task], roles: frozenset[str], limit: int, min_workers: int = 0, max_workers: int = 0
+    ) -> None:
         self._tasks = tasks
         self._roles = roles
         self._limit = limit
         self._workers = self._left = sum(task.role == "worker" for task in tasks)
-        self._min_workers = min_workers
+        self._min_workers, self.max_workers = min_workers, max_workers
         self._used = 0
         self._starts: dict[int, int] = {}
         self._began: dict[int, float] = {}
@@ -66,7 +69,7 @@ class Restarts:
 
     @classmethod
     def of(cls, job: Job, tasks: Sequence[Task]) -> Restarts:
-        return cls(tasks, survivable(job), job.restarts, job.cluster.min_workers)
+        return cls(tasks, survivable(job), job.restarts, job.cluster.min_workers, job.cluster.max_workers)
 
     @property
     def limited(self) -> bool:
@@ -78,8 +81,13 @@ class Restarts:
         return self._tasks[index].role == "worker" and self._min_workers > 0
 
     def enough(self, coming: int) -> bool:
-        """Whether enough workers are left, or will be with so many that are to be started again."""
-        return self._left + coming >= self._min_workers
+        """Whether enough workers are left, or will be with so many that are to be started again, or may be added."""
+        return self._left + coming >= self._min_workers or self.max_workers > 0
+
+    def add(self) -> None:
+        """There is one more worker."""
+        self._workers += 1
+        self._left += 1
 
     def too_few(self, index: int) -> str:
         """Say why the job does not go on without a worker, after how it has ended; empty if that was never possible."""

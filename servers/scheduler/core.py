@@ -86,11 +86,11 @@ class JoinRequests:
             request.host,
             request.pid,
         )
-        before = self._members.join(member, now)
+        self._members.join(member, now)
         self._reply_links.admit(peer, request, key)
-        if before is not None and role == "worker":
-            member.aggregator = -1  # its host's aggregator goes on without it: it sends to the servers
-        if before is not None:
+        if member.state is MemberState.READY:
+            if role == "worker":
+                member.aggregator = -1  # its host's aggregator goes on without it: it sends to the servers
             self._welcome(member)
             if member.role != "worker" and not self._members.all_gone("worker"):
                 self._failover.join(member, now)
@@ -130,7 +130,8 @@ class Scheduler:
         readers: how many readers there may be at once; 0 for none.
         start: how often the scheduler has been started.
         min_workers: the job goes on without workers that are lost as long as so many are not; 0 if it does not at all.
-        patience_s: how long it waits below that for workers that are started again; 0 if none is.
+        patience_s: how long it waits below that for workers that come; 0 if none does.
+        max_workers: so many there may be with those that are added while the job runs.
 
     Attributes:
         silent: the members that the last tick has found overdue, each with the time of its last sign of life.
@@ -152,11 +153,13 @@ class Scheduler:
         start: int = 1,
         min_workers: int = 0,
         patience_s: float = 0.0,
+        max_workers: int = 0,
     ) -> None:
         self.members = Members(
             *(num_workers, num_servers, limit_s, num_aggregators, replicas),
             news=lambda line: self.observing.events.add(self._now, line),
             spares_workers=min_workers > 0,
+            max_workers=max_workers,
         )
         self.silent: list[tuple[wire.Node, float]] = []
         self._now = self._ticked = 0.0
@@ -176,6 +179,7 @@ class Scheduler:
             self._go_on_without,
             self._departures,
             patience_s > 0,
+            max_workers > 0,
         )
         self._shares = Shares()
         self._newcomers = Newcomers(self.members, self._departures, self._send)
@@ -353,7 +357,7 @@ class Scheduler:
         self._joining.join(peer, message, self._now)
         member = self.members.by_nonce(message.node.incarnation)
         if member is not None and member.role == "worker" and member.incarnation > 1 and self._losses.comes(member):
-            self._departures.come(member.rank, member.incarnation)
+            self._departures.come(member.rank, member.incarnation, member.key)
             self._announce(over=False)
         return []
 

@@ -21,8 +21,9 @@ class Departures:
         left: those that have left in order.
         known: those of them whose departure has been announced.
         lost: those that have died, and without which the job goes on, by rank, with the incarnation that died last.
-        came: those of them that were started again, likewise, with their incarnations. Until they are let in, they are
-            among those that are lost, too.
+        came: those of them that were started again, and those that were added, likewise, with their incarnations. Until
+            they are let in, they are among those that are lost, too.
+        keys: the public keys of these, by rank; empty where links prove none.
     """
 
     def __init__(self, farewell_s: float) -> None:
@@ -30,6 +31,7 @@ class Departures:
         self.known: set[int] = set()
         self.lost: dict[int, int] = {}
         self.came: dict[int, int] = {}
+        self.keys: dict[int, str] = {}
         self._farewell_s = farewell_s
         self._recent: deque[tuple[float, int]] = deque()  # (when, rank) of those not yet known
 
@@ -43,9 +45,10 @@ class Departures:
         """The worker that does what one does for all; see ``first_left``."""
         return first_left(self.lost)
 
-    def come(self, rank: int, incarnation: int) -> None:
-        """Worker ``rank``, which is lost, was started again."""
-        self.came[rank] = incarnation
+    def come(self, rank: int, incarnation: int, key: str = "") -> None:
+        """Worker ``rank``, which is lost, was started again; or it was added, and is lost until somebody lets it in."""
+        self.lost.setdefault(rank, incarnation - 1)
+        self.came[rank], self.keys[rank] = incarnation, key
 
     def admit(self, rank: int) -> None:
         """Worker ``rank``, which was started again, is in."""
@@ -84,7 +87,7 @@ class Rosters:
         self.over = over
         self.epoch += 1
         self.of_losses = self.of_losses or bool(departures.lost)
-        roster = wire.Roster.of(self.epoch, departures.known, departures.lost, departures.came)
+        roster = wire.Roster.of(self.epoch, departures.known, departures.lost, departures.came, departures.keys)
         self._news = wire.Stop() if over else roster
 
     def inform(self, member: JobMember) -> None:

@@ -80,7 +80,8 @@ class Losses:
         key: the scheduler's own public key; empty where links prove no keys.
         least: the job goes on without workers that are lost as long as so many are not; 0 if it does not at all.
         without: called with a worker that is lost, and without which the job goes on.
-        may_come: whether below the least the job waits for workers that come.
+        may_come: whether below the least the job waits for workers that are started again.
+        may_be_added: whether others may take the places of those that are not.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Losses:
         without: Callable[[JobMember], object],
         departures: Departures,
         may_come: bool = False,
+        may_be_added: bool = False,
     ) -> None:
         self._members = members
         self._reply_links = reply_links
@@ -101,7 +103,7 @@ class Losses:
         self._key = key
         self._failure = failure
         self._least, self._without = least, without
-        self._departures, self._may_come = departures, may_come
+        self._departures, self._may_come, self._may_be_added = departures, may_come, may_be_added
         self._for_good: set[int] = set()  # of the lost workers, those that are not started again
         self._came: dict[int, int] = {}  # by rank, the last incarnation of workers that were started again
         self._silent: dict[int, str] = {}  # by rank: the processes of lost workers that nobody has seen end
@@ -165,13 +167,14 @@ class Losses:
         return True
 
     def comes(self, member: JobMember) -> bool:
-        """Note that a worker that was lost has been started again, as ``member``; return False if that is known."""
+        """Note that a worker has been started again or added, as ``member``; return False if that is known."""
         if self._came.get(member.rank, 1) >= member.incarnation:
             return False
         self._came[member.rank] = member.incarnation
         self._silent.pop(member.rank, None)
         self._for_good.discard(member.rank)
-        self.news.append(f"{member.node} has been started again, and is to be let in")
+        how = "started again" if member.start > 1 else "added"
+        self.news.append(f"{member.node} has been {how}, and is to be let in")
         return True
 
     @property
@@ -211,7 +214,9 @@ class Losses:
         if final:
             self._for_good.add(rank)
         left, all_ = self._left(rank)
-        return left >= self._least or (self._may_come and all_ - len(self._for_good) >= self._least)
+        if left >= self._least or self._may_be_added:
+            return True
+        return self._may_come and all_ - len(self._for_good) >= self._least
 
     def _fail_without(self, member: JobMember, how: str, now: float) -> None:
         cause = process_name("worker", member.rank, member.start)

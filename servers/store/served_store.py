@@ -59,6 +59,7 @@ class ServedStore:
         recording: tells a standby, if there is one.
         times: when pushes come; None keeps no account.
         lineage: in which its arrays are, and its tables begin; see ``kvstore.lineage``.
+        number: for how many of the workers a sum stands; None for all. See ``Rounds``.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class ServedStore:
         recording: Recording | None = None,
         times: ArrivalTimes | None = None,
         lineage: int = UNKNOWN,
+        number: int | None = None,
     ) -> None:
         rule.require_workers(len(workers))
         memory = memory or Heap()
@@ -83,6 +85,7 @@ class ServedStore:
         self.publishing = Publishing(self.recording.store, self.buckets, self.recording)
         self.values = ValueReplies(rule, self.buckets, self.updates, self.recording)
         self._workers = frozenset(workers)
+        self._number = number
         self._times = times or ArrivalTimes(max(workers, default=0) + 1)
         self.waiting = Waiting(rule, self._workers, self.buckets, self._times)
         self.grace = Grace(rule.grace) if rule.grace else None
@@ -562,7 +565,7 @@ class ServedStore:
         if self.rule.mode == "async":
             made = WorkerClocks(self._workers)
         else:
-            made = Rounds(self._workers, 0, self.rule.quorum, self.rule.late == "keep")
+            made = Rounds(self._workers, 0, self.rule.quorum, self.rule.late == "keep", self._number)
         made.leave(self.waiting.departed)
         made.lose(self.waiting.lost)
         return made
