@@ -478,6 +478,11 @@ class DistStore(KVStore):
     def members(self) -> list[int]:
         return self._session.members
 
+    def on_membership(self, callback: Callable[[list[int]], object]) -> None:
+        super().on_membership(callback)
+        if self._newcomers is not None:
+            self._newcomers.call(self._part, callback)
+
     @property
     def newcomer(self) -> bool:
         return self._session.newcomer

@@ -15,7 +15,7 @@ import base64
 import itertools
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
@@ -76,6 +76,8 @@ class Newcomers:
         # What the sponsor has said, by store, of those that this worker makes later, too; and of other things.
         self._places: dict[int, _Passed] = {}
         self._state: Mapping[str, Any] = {}
+        self._callbacks: dict[int, list[Callable[[list[int]], object]]] = {}  # by store: who hears of new members
+        self._members: list[int] = []  # that they have heard of
         self._admitted: dict[int, int] = {}  # by rank, the incarnation that this worker has let in last
 
     def add(self, part: Part, checkpoints: Checkpointing | None, pushes: Pushes) -> None:
@@ -86,6 +88,12 @@ class Newcomers:
 
     def remove(self, part: Part) -> None:
         self._parts.pop(part.requests.store, None)
+        self._callbacks.pop(part.requests.store, None)
+
+    def call(self, part: Part, callback: Callable[[list[int]], object]) -> None:
+        """Call ``callback`` with the members at the next boundary at which this worker knows of others than now."""
+        self._members = self._members or self._session.members
+        self._callbacks.setdefault(part.requests.store, []).append(callback)
 
     def attach(self, name: str, thing: Any) -> bool:
         """Have newcomers take over the state of ``thing``; return whether it has been taken over here."""
@@ -145,6 +153,10 @@ class Newcomers:
         """This worker is between two steps: let newcomers in that wait for that, or be let in."""
         self.enter(part, -1, checkpoints)
         self._meet(part, -1, checkpoints)
+        if self._callbacks and self._session.members != self._members:
+            self._members = self._session.members
+            for callback in [each for of_store in self._callbacks.values() for each in of_store]:
+                callback(list(self._members))
 
     # ---- the sponsor
 

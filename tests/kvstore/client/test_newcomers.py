@@ -281,3 +281,23 @@ def test_below_the_least_it_stands_still_before_a_push_until_one_waits_elsewhere
 
 def kinds(said: list[tuple[bytes, Any]]) -> list[str]:
     return [type(message).__name__ for _, message in said]
+
+
+def test_who_wants_to_hear_of_members_does_so_between_two_steps() -> None:
+    side, heard = sponsor(), []
+    side.session.members = [0, 1]
+    side.made.boundary(side.part, None)
+    side.made.call(side.part, heard.append)
+    side.session.members = [0]
+    side.push(0)
+    assert heard == []
+    side.made.boundary(side.part, None)
+    side.made.boundary(side.part, None)
+    assert heard == [[0]]
+    side.session.members = [0, 1, 2]
+    side.made.boundary(side.part, None)
+    assert heard == [[0], [0, 1, 2]]
+    side.made.remove(side.part)
+    side.session.members = [0]
+    side.made.boundary(side.part, None)
+    assert len(heard) == 2
