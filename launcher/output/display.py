@@ -51,7 +51,7 @@ class Display:
         self._clock, self._now = clock, monotonic
         self._color = {fd: wants_color(fd, environ) for fd in (outlet.stdout, outlet.stderr)}
         self._terminal = {fd: is_terminal(fd, environ) for fd in self._color}
-        self._hidden: set[int] = set()  # tasks that have begun whose lines are not shown
+        self._hidden = {index for index, task in enumerate(tasks) if not options.shows(task.role, task.rank)}
         self._shows = options.shows
         self._lines: dict[tuple[int, int], Prefixer] = {}
         self._last: dict[int, bytes] = {}  # the last lines that each task has written to standard error

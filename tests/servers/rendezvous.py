@@ -95,6 +95,7 @@ class Job:
         door: Door | None = None,
         min_workers: int = 0,
         patience_s: float = 0.0,
+        max_workers: int = 0,
     ) -> None:
         self.scheduler = Scheduler(
             *(workers, servers, LIMIT, farewell_s, door),
@@ -102,6 +103,7 @@ class Job:
             replicas=replicas,
             min_workers=min_workers,
             patience_s=patience_s,
+            max_workers=max_workers,
         )
         self.now = 1000.0
         self.workers = [Member("worker", 100 + n, n) for n in range(workers)]

@@ -581,3 +581,46 @@ def test_a_successor_goes_on_at_any_place(when: int) -> None:
     for member, barrier in barriers:
         say(member, barrier)
     assert [said for said in heard if isinstance(said, wire.Ack)][-3:] == [wire.Ack(each.seq) for _, each in barriers]
+
+
+# ---- workers that are added
+
+
+def test_one_that_is_added_is_lost_until_it_is_let_in_and_is_known_by_its_key() -> None:
+    job = Returning(2, max_workers=3, door=Door({b"link of worker 300": "three", b"heartbeat of worker 300": "three"}))
+    (w0, w1), added = job.workers, Member("worker", 300, 2)
+    job.gone.append(added)
+    ((_, welcome), *told) = job.say(added, added.join())
+    assert (welcome.rank, welcome.incarnation, welcome.num_workers) == (2, 2, 2)
+    added.rank, added.incarnation = 2, 2
+    (server,) = job.servers
+    assert (server, wire.Roster(1, [], [2], [1], [2], [2], ["three"])) in told
+    assert job.scheduler.take_news() == ["worker 2 has been added, and is to be let in"]
+    job.beat(added)
+    first = w0.barrier()
+    job.say(w0, first)
+    assert news_of(job.say(w1, w1.barrier()), wire.Ack) != [], "nobody waits for it"
+    told = job.say(added, enter(added))
+    assert news_of(told, wire.Newcomer) == [(w0, wire.Newcomer(2, 2, 0, 7))]
+    told = job.say(w0, wire.Admitted(w0.me(), 2, 2, [0], [1], [0], [2], [5, 6], [3, 4], "s"))
+    assert len(news_of(told, wire.Entered)) == 1
+    for worker in (w0, w1):
+        assert job.say(worker, worker.barrier(2)) == []
+    assert len(news_of(job.say(added, added.barrier(2)), wire.Ack)) == 3
+    another = Member("worker", 301, 3)
+    assert "the job has its 3 workers already" in text_of(_answer(job, another), "UsageError")
+    job.handle(b"launcher", wire.Lost("worker", 2, "was killed", 1, False))
+    assert job.scheduler.take_news() == ["worker 2 was killed; the job goes on with 2 of 3 workers"]
+    assert job.scheduler.lost_workers == {2}
+    for worker in (w0, w1):
+        told = job.say(worker, worker.leave())
+    assert news_of(told, wire.Stop), "the job is over without it"
+
+
+def test_no_worker_is_added_before_the_job_has_begun_nor_beyond_the_most() -> None:
+    job = Returning(2, max_workers=3, start=False)
+    added = Member("worker", 300, 2)
+    job.say(job.workers[0], job.workers[0].join())
+    assert job.say(added, added.join()) == [], "it may be worker 1: all but its rank says so"
+    fixed = Returning(2)
+    assert "has its 2 workers already" in text_of(_answer(fixed, Member("worker", 300, 2)), "UsageError")
