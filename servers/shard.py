@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from kvstore import wire
-from kvstore.errors import CheckpointError, UsageError, WeightsInDoubt, WireError
+from kvstore.errors import CheckpointError, KVStoreError, NodeLost, UsageError, WeightsInDoubt, WireError
 from kvstore.rows.slab_space import GrownTables
 from kvstore.sealed_folders import FileRecord
 from kvstore.tracer import Tracer
@@ -154,7 +154,7 @@ class Shard:
             if comes and isinstance(message, wire.Request):
                 self._early.append((peer, message))
                 return []
-            return turn_away(peer, message, self._speakers.stranger(message.node))
+            return turn_away(peer, message, *self._speakers.stranger(message.node))
         if not self._reply_links.admit(peer, message, key):
             return turn_away(peer, message, "joined this job with another key than that of this link")
         return None
@@ -390,11 +390,11 @@ class Speakers:
         may = node.role == "worker" and 0 <= node.rank < self._seats and node.incarnation > 1
         return may and node not in self._lost and self._worker_keys.get(node.rank, key) == key
 
-    def stranger(self, node: wire.Node) -> str:
-        """Say why ``node`` is not heard."""
+    def stranger(self, node: wire.Node) -> tuple[str, type[KVStoreError]]:
+        """Say why ``node`` is not heard, and which error that is."""
         if node in self._lost:
-            return "was given up, and the job goes on without it"
-        return "is neither a worker nor an aggregator of this job"
+            return wire.GIVEN_UP, NodeLost
+        return "is neither a worker nor an aggregator of this job", UsageError
 
     def require(self, message: wire.Request) -> None:
         node = message.sender.node

@@ -20,7 +20,7 @@ from kvstore import wire
 from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost, rebuild
 from kvstore.job.address import host_and_port, resolve
 from kvstore.job.config import Config
-from kvstore.job.contract import first_left
+from kvstore.job.contract import first_left, process_name
 from kvstore.job.curve_keys import split_key
 from kvstore.job.processes import host_name
 from kvstore.job.valid_values import RoundWindow
@@ -124,6 +124,7 @@ class Session:
         self.scheduler = self.client.connect(self.config.root, "the scheduler")
         welcome = self._welcome()
         self.client.node = wire.Node(self.config.role, welcome.rank, welcome.incarnation)
+        self.client.links.process = process_name(self.config.role, welcome.rank, self.config.start)
         self.client.guide = self.scheduler
         self.num_workers = welcome.num_workers
         self.newcomer = self.config.role == "worker" and welcome.incarnation > 1
@@ -188,6 +189,11 @@ class Session:
         """Ask to join, and wait for the others: a worker up to its limit, others while the scheduler lives."""
         try:
             welcome: wire.Welcome = (self._asked or self._ask()).wait()
+        except NodeLost as exc:
+            config = self.config
+            if config.start > 1 or config.rank_hint >= config.num_workers:  # a job that goes on, or has just ended
+                exc.cause = exc.cause or process_name(config.role, config.rank_hint, config.start)
+            raise
         except DeadlineExceeded as exc:
             raise DeadlineExceeded(f"{exc}{self._unresolved() if exc.silent else ''}", exc.silent) from None
         return welcome

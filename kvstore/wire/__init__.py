@@ -69,6 +69,7 @@ from kvstore.wire.guests import (
     WorkerReport,
 )
 from kvstore.wire.members import (
+    GIVEN_UP,
     Admitted,
     Alive,
     AwaitWorkers,

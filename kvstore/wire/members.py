@@ -242,6 +242,9 @@ class Admitted(Request):
         require_counted(self.counts, self.ids)
 
 
+GIVEN_UP = "was given up, and the job goes on without it"  # behind the name of a worker, in a ``NodeLost``
+
+
 @message(64)
 class AwaitWorkers(Request):
     """Fewer workers than the job needs are in, and others wait for my next push: answer when I shall go on."""

@@ -342,18 +342,14 @@ class Scheduler:
     def _join(self, peer: bytes, message: wire.Join) -> list[Answer]:
         self._failure.check()
         before = self._joining.predecessor(peer, message)
-        if before is not None:
-            again = "has been started again"
-            if before.role == "worker":
-                if self.members.all_gone("worker"):  # servers and aggregators are leaving
-                    own = process_name("worker", before.rank, message.start)
-                    self._send(peer, wire.JobFailed("the job has ended while this worker was started again", own))
-                    return []
-                self._losses.lose_worker(before, again)
-                if self.members.all_gone("worker"):
-                    raise NodeLost("the job has ended: all other workers have left")
-            else:
-                self._losses.end(wire.Lost(before.role, message.node.rank, again, before.start), self._now)
+        role, rank, nonce = message.node
+        again = "has been started again"
+        if before is not None and role != "worker":
+            self._losses.end(wire.Lost(role, rank, again, before.start), self._now)
+        elif before is not None and not self.members.all_gone("worker"):
+            self._losses.lose_worker(before, again)
+        if role == "worker" and self.members.by_nonce(nonce) is None and self.members.all_gone("worker"):
+            raise NodeLost("the job has ended: all other workers have left")
         self._joining.join(peer, message, self._now)
         member = self.members.by_nonce(message.node.incarnation)
         if member is not None and member.role == "worker" and member.incarnation > 1 and self._losses.comes(member):
@@ -469,7 +465,7 @@ class Scheduler:
             return [Answer(peer, message, wire.Counted(message.seq, self.members.lost))]
         self._failure.check()
         if member.role == "worker" and member.state is MemberState.LOST:  # nobody counts on what it does
-            raise NodeLost(f"{member.node} was given up, and the job goes on without it")
+            raise NodeLost(f"{member.node} {wire.GIVEN_UP}")
         if isinstance(message, wire.TakeShare):
             asked = message.data, message.epoch, message.size, message.most, message.used, message.passes
             share = self._shares.take(member.rank, *asked)
