@@ -188,7 +188,7 @@ class Supervisor:
         for crew in self._crews:
             crew.start(self._selector, self)
         if self._directory is not None:
-            self._control = Control(self._directory, self._selector, self._take_order)
+            self._control = Control(self._directory, self._selector, self.take_order)
         prepare(self._tasks[0])
 
     def run(self) -> int:
@@ -357,7 +357,7 @@ class Supervisor:
         else:
             self.exited(action.index, Exit(1, text="could not be started again"))
 
-    def _take_order(self, words: Mapping[str, str], caller: Orderer) -> None:
+    def take_order(self, words: Mapping[str, str], caller: Orderer) -> None:
         if "add" not in words:
             self._moves.take(words, caller)
             return

@@ -528,7 +528,7 @@ def test_workers_are_added_up_to_the_most_and_dead_ones_are_started_again(told: 
     restarts = Restarts(tasks, frozenset(), 0, min_workers=1, max_workers=2)
 
     def order(**words: str) -> tuple[int, str]:
-        supervisor._take_order(words, caller)  # type: ignore[arg-type]
+        supervisor.take_order(words, caller)  # type: ignore[arg-type]
         return caller.ends[-1]
 
     with SignalQueue() as signals:
