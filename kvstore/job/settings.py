@@ -408,7 +408,7 @@ MAX_WORKERS = _LAUNCHED.add(
     "KVSTORE_MAX_WORKERS",
     Integer(0),
     0,
-    "so many workers at most, while the job runs, with those that are added; 0 if none is",
+    "the most workers, with those that are added; 0 if none is",
 )
 START = _LAUNCHED.add("KVSTORE_START", Integer(1), 1, "how often this member's process has been started")
 LOST: Setting[tuple[str, float] | tuple[()]] = _LAUNCHED.add(

@@ -20,7 +20,7 @@ from kvstore import wire
 from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost, rebuild
 from kvstore.job.address import host_and_port, resolve
 from kvstore.job.config import Config
-from kvstore.job.contract import first_left, process_name
+from kvstore.job.contract import process_name
 from kvstore.job.curve_keys import split_key
 from kvstore.job.processes import host_name
 from kvstore.job.valid_values import RoundWindow
@@ -253,8 +253,9 @@ class Session:
 
     @property
     def leads(self) -> bool:
-        """Whether this worker does what one does for all, as far as it knows; see ``first_left``."""
-        return not self.newcomer and self.rank == first_left(self.lost - {self.rank})
+        """Whether this worker does what one does for all, as far as it knows: the lowest rank that is in."""
+        first = min(self.rank, *self.members) if self.lost else 0
+        return not self.newcomer and self.rank == first
 
     def check(self, store: int) -> None:
         self.client.check()

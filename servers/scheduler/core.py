@@ -163,7 +163,7 @@ class Scheduler:
         )
         self.silent: list[tuple[wire.Node, float]] = []
         self._now = self._ticked = 0.0
-        self._departures = Departures(farewell_s)
+        self._departures = Departures(farewell_s, range(num_workers, max_workers))
         self._stores = Stores(range(num_workers), num_servers, self._departures)
         self.ledger: Ledger[wire.Reply] = Ledger()
         self._reply_links = ReplyLinks(admission)

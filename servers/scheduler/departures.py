@@ -7,7 +7,7 @@ within that time, and its exit code says more than that it has left. A loss is a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from kvstore import wire
 from kvstore.job.contract import first_left
@@ -26,12 +26,13 @@ class Departures:
         keys: the public keys of these, by rank; empty where links prove none.
     """
 
-    def __init__(self, farewell_s: float) -> None:
+    def __init__(self, farewell_s: float, vacant: Iterable[int] = ()) -> None:
         self.left: set[int] = set()
         self.known: set[int] = set()
         self.lost: dict[int, int] = {}
         self.came: dict[int, int] = {}
         self.keys: dict[int, str] = {}
+        self._vacant = set(vacant)  # the ranks of workers that may be added
         self._farewell_s = farewell_s
         self._recent: deque[tuple[float, int]] = deque()  # (when, rank) of those not yet known
 
@@ -43,10 +44,11 @@ class Departures:
     @property
     def first(self) -> int:
         """The worker that does what one does for all; see ``first_left``."""
-        return first_left(self.lost)
+        return first_left(self.lost.keys() | self._vacant if self._vacant else self.lost)
 
     def come(self, rank: int, incarnation: int, key: str = "") -> None:
         """Worker ``rank``, which is lost, was started again; or it was added, and is lost until somebody lets it in."""
+        self._vacant.discard(rank)
         self.lost.setdefault(rank, incarnation - 1)
         self.came[rank], self.keys[rank] = incarnation, key
 

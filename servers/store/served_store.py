@@ -120,7 +120,7 @@ class ServedStore:
 
     def push(self, peer: bytes, message: wire.Push) -> list[Answer]:
         """Take contributions, of one worker or several, and answer the requests that need not wait any more."""
-        if self.waiting.lost and message.node.role == "worker" and message.node.rank in self.waiting.lost:
+        if self.waiting.lost and self._is_out(message):
             return self._repeat(peer, message)
         answers = self.push_as_before(peer, message)
         if answers is not None:
@@ -165,8 +165,12 @@ class ServedStore:
                 )
         return self._answer(self.waiting.park(peer, message))
 
+    def _is_out(self, message: PushRequest) -> bool:
+        """Whether a push is of a worker that was started again or added, and that nobody has let in yet."""
+        return message.node.role == "worker" and message.node.rank in self.waiting.lost
+
     def push_rows(self, peer: bytes, message: wire.PushRows) -> list[Answer]:
-        if self.waiting.lost and message.node.role == "worker" and message.node.rank in self.waiting.lost:
+        if self.waiting.lost and self._is_out(message):
             raise UsageError(f"{message.node} pushes rows before another worker has let it in")
         answers = self.push_to_group(peer, message)
         if answers is None:
