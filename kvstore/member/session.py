@@ -254,7 +254,7 @@ class Session:
     @property
     def leads(self) -> bool:
         """Whether this worker does what one does for all, as far as it knows: the lowest rank that is in."""
-        first = min(self.rank, *self.members) if self.lost else 0
+        first = min([self.rank, *self.members]) if self.lost else 0
         return not self.newcomer and self.rank == first
 
     def check(self, store: int) -> None:
