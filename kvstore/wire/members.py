@@ -371,13 +371,13 @@ class Roster(Message):
     deaths: Incarnations = field(default_factory=list)  # of each that is lost, the incarnation that was lost last
     came: f.Ranks = field(default_factory=list)  # ranks of workers, too
     starts: Incarnations = field(default_factory=list)  # the incarnation of each of them
-    keys: PublicKeys = field(default_factory=list)  # likewise the public key; empty where links prove none
+    worker_keys: PublicKeys = field(default_factory=list)  # likewise the public key; empty where links prove none
 
     def __post_init__(self) -> None:
         same_length(self.lost, self.deaths)
         same_length(self.came, self.starts)
-        if self.keys:
-            same_length(self.came, self.keys)
+        if self.worker_keys:
+            same_length(self.came, self.worker_keys)
 
     @classmethod
     def of(
@@ -398,7 +398,12 @@ class Roster(Message):
 
     @property
     def told(self) -> tuple[list[int], dict[int, int], dict[int, int], dict[int, str]]:
-        return self.departed, self.losses, self.newcomers, dict(zip(self.came, self.keys, strict=bool(self.keys)))
+        return (
+            self.departed,
+            self.losses,
+            self.newcomers,
+            dict(zip(self.came, self.worker_keys, strict=bool(self.worker_keys))),
+        )
 
     @property
     def losses(self) -> dict[int, int]:
