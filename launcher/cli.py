@@ -23,6 +23,7 @@ from kvstore.job.settings import (
     CHECKPOINT_KEEP,
     CHECKPOINT_RESUME,
     GROUPS,
+    MAX_WORKERS,
     MIN_WORKERS,
     OPTIMIZERS,
     PUBLISH_EVERY,
@@ -378,6 +379,13 @@ def add_failures(group: argparse._ArgumentGroup) -> None:
         help="go on without workers that die as long as N are left (default: the death of any worker ends the job)",
     )
     group.add_argument(
+        "--max-workers",
+        type=number,
+        metavar="N",
+        help="let kvstore-job add-worker start more workers while the job runs, up to N, and dead ones again "
+        "(needs --min-workers)",
+    )
+    group.add_argument(
         "--restarts",
         type=number,
         metavar="N",
@@ -480,6 +488,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
             plain["replicas"] = REPLICAS.read(environ)
         if plain["min_workers"] is None:
             plain["min_workers"] = MIN_WORKERS.read(environ)
+        if plain["max_workers"] is None:
+            plain["max_workers"] = MAX_WORKERS.read(environ)
     except ConfigError as error:
         parser.error(str(error))
     saved = variables(options)

@@ -1,4 +1,4 @@
-"""``kvstore-job``: moves servers and standbys of a running job to other hosts, or to new processes."""
+"""``kvstore-job``: adds workers to a running job, and moves its servers and standbys."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ TIMEOUT_S = 300.0
 
 def main(args: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(args)
-    order = {"drain": given.host} if given.command == "drain-host" else {"move": given.process}
-    if given.command == "move-server" and given.to is not None:
+    if given.command == "drain-host":
+        order = {"drain": given.host}
+    else:
+        order = {"add": "worker"} if given.command == "add-worker" else {"move": given.process}
+    if given.command != "drain-host" and given.to is not None:
         order["to"] = given.to
     try:
         return _give(_directory(given.job), order, given.timeout)
@@ -80,8 +83,8 @@ def _give(directory: Path, order: dict[str, str], timeout_s: float) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvstore-job",
-        description="Move servers of a running job that launch.py has started on this host with --replicas 1. Workers "
-        "go on.",
+        description="Add workers to a running job that launch.py has started on this host with --max-workers, or move "
+        "servers of one with --replicas 1. All others go on.",
         epilog=f"exit codes: {DONE} done; {REFUSED} not possible, or no such job; {USAGE} wrong usage; {GOES_ON} not "
         f"done within the timeout: it goes on; {FAILED} failed",
     )
@@ -91,7 +94,11 @@ def _parser() -> argparse.ArgumentParser:
     move.add_argument("--to", metavar="HOST", help="a host of the job (default: the one where it runs)")
     drain = commands.add_parser("drain-host", help="move all servers and standbys of a host to others of the job")
     drain.add_argument("host", metavar="HOST", help="its name, as in the hostfile")
-    for command in (move, drain):
+    add = commands.add_parser(
+        "add-worker", help="start one more worker, or one of those that died, up to --max-workers"
+    )
+    add.add_argument("--to", metavar="HOST", help="a host of the job (default: the one with the fewest workers)")
+    for command in (move, drain, add):
         command.add_argument("--job", metavar="JOB", help="launch.py's pid, or the job's name (default: the only one)")
         command.add_argument(
             "--timeout",

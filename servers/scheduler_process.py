@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Set
@@ -177,6 +178,9 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
         "" if config.keys is None else config.keys.observer,
         config.start,
         config.min_workers,
+        # A job that starts workers again has a log for its scheduler, which is started again, too.
+        (config.patience_s or math.inf) if config.scheduler_log or config.max_workers else 0.0,
+        config.max_workers,
     )
     tracing = SchedulerTracing(scheduler, config, clock) if config.trace.last else None
     core: Scheduler | LoggedScheduler = scheduler

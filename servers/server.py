@@ -75,6 +75,7 @@ class ShardMember(ServingMember):
             readers=config.readers,
             reader_key="" if config.keys is None else config.keys.reader,
             min_workers=config.min_workers,
+            max_workers=config.max_workers,
         )
         self._session.when_traced(self._shard.trace)
         self._pace = (

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from kvstore import wire
-from kvstore.errors import CheckpointError, UsageError, WeightsInDoubt, WireError
+from kvstore.errors import CheckpointError, KVStoreError, NodeLost, UsageError, WeightsInDoubt, WireError
 from kvstore.rows.slab_space import GrownTables
 from kvstore.sealed_folders import FileRecord
 from kvstore.tracer import Tracer
@@ -44,6 +44,7 @@ BRINGING = (wire.Values, wire.Rows)
 OF_CHECKPOINTS = (wire.Capture, wire.AwaitCapture)
 PAGE = 1 << 14  # answers in one message
 NOBODY: Mapping[int, int] = MappingProxyType({})
+NO_KEYS: Mapping[int, str] = MappingProxyType({})
 MOST_EARLY = 256  # messages; a worker that joins has sent a few before its first answer
 
 
@@ -55,6 +56,7 @@ class Shard:
         aggregated: for each aggregator, the ranks of the workers that it speaks for.
         readers: how many readers there may be at once; 0 for none.
         min_workers: not 0 if the job goes on without workers that are lost.
+        max_workers: so many there may be with those that are added while the job runs.
         recorder: is told of each change, in their order and before the answers that depend on it are returned, by a
             message that a standby is to ``apply``; None if there is no standby. The message's buffers refer to memory
             that stays as it is while they exist.
@@ -77,12 +79,14 @@ class Shard:
         readers: int = 0,
         reader_key: str = "",
         min_workers: int = 0,
+        max_workers: int = 0,
     ) -> None:
         self.rank = rank
-        self._speakers = Speakers(num_workers, keys, aggregated, aggregator_keys)
+        seats = max(num_workers, max_workers)
+        self._speakers = Speakers(num_workers, keys, aggregated, aggregator_keys, seats)
         memory = memory or Heap()
-        self.times = ArrivalTimes(num_workers)
-        self._stores = ServedStores(rank, range(num_workers), memory, self.times)
+        self.times = ArrivalTimes(seats)
+        self._stores = ServedStores(rank, range(seats), memory, self.times, num_workers)
         self._stores.elastic = min_workers > 0
         # A worker may be let in before the news comes that the process before it has died.
         self._stores.admits = lambda rank, incarnation: self._hear_no_more({rank: incarnation - 1})
@@ -150,21 +154,26 @@ class Shard:
             if comes and isinstance(message, wire.Request):
                 self._early.append((peer, message))
                 return []
-            return turn_away(peer, message, self._speakers.stranger(message.node))
+            return turn_away(peer, message, *self._speakers.stranger(message.node))
         if not self._reply_links.admit(peer, message, key):
             return turn_away(peer, message, "joined this job with another key than that of this link")
         return None
 
     def depart(
-        self, workers: Collection[int], lost: Mapping[int, int] = NOBODY, came: Mapping[int, int] = NOBODY
+        self,
+        workers: Collection[int],
+        lost: Mapping[int, int] = NOBODY,
+        came: Mapping[int, int] = NOBODY,
+        keys: Mapping[int, str] = NO_KEYS,
     ) -> Outbox:
         """Go on without workers; see ``wire.Roster``. What comes of one that is ``lost`` from now on is refused.
 
-        ``came`` are those that have been started again, with their incarnations: they are heard from now on.
+        ``came`` are those that have been started again or added, with their incarnations: they are heard from now on,
+        over links that have proved these ``keys``.
         """
         self._hear_no_more(lost)
-        self._speakers.hear(came)
-        outbox = self._note(self._stores.depart(workers, lost, came))
+        self._speakers.hear(came, keys)
+        outbox = self._note(self._stores.depart(workers, lost, came, keys))
         early, self._early = self._early, deque(maxlen=MOST_EARLY)
         return outbox + [answer for peer, message in early for answer in self.handle(peer, message)]
 
@@ -348,12 +357,14 @@ class Speakers:
         worker_keys: Sequence[str] = (),
         aggregated: Sequence[Sequence[int]] = (),
         aggregator_keys: Sequence[str] = (),
+        seats: int = 0,
     ) -> None:
         self._aggregated = [sorted(set(ranks)) for ranks in aggregated]
         self._keys = _keyed("worker", num_workers, worker_keys)
         self._keys |= _keyed("aggregator", len(aggregated), aggregator_keys)
         self._lost: set[wire.Node] = set()
-        self._worker_keys = [worker_keys[rank] if rank < len(worker_keys) else "" for rank in range(num_workers)]
+        self._seats = max(num_workers, seats)
+        self._worker_keys = {rank: worker_keys[rank] if rank < len(worker_keys) else "" for rank in range(num_workers)}
 
     def key(self, node: wire.Node) -> str | None:
         """Return the public key that ``node`` has joined with, empty where links prove none; None for a stranger."""
@@ -367,23 +378,23 @@ class Speakers:
         self._lost.update(gone)
         return gone
 
-    def hear(self, newcomers: Mapping[int, int]) -> None:
-        """Hear these workers, of which each has been started again, in its new incarnation."""
+    def hear(self, newcomers: Mapping[int, int], keys: Mapping[int, str] = NO_KEYS) -> None:
+        """Hear these workers, of which each has been started again or added, in its new incarnation."""
         for rank, incarnation in newcomers.items():
             node = wire.Node("worker", rank, incarnation)
-            if rank < len(self._worker_keys) and node not in self._lost:
-                self._keys[node] = self._worker_keys[rank]
+            if rank < self._seats and node not in self._lost:
+                self._keys[node] = self._worker_keys.setdefault(rank, keys.get(rank, ""))
 
     def comes(self, node: wire.Node, key: str) -> bool:
-        """Whether ``node``, whose link has proved ``key``, may be a worker that has been started again."""
-        known = node.role == "worker" and 0 <= node.rank < len(self._worker_keys) and node.incarnation > 1
-        return known and node not in self._lost and self._worker_keys[node.rank] == key
+        """Whether ``node``, whose link has proved ``key``, may be a worker that has been started again or added."""
+        may = node.role == "worker" and 0 <= node.rank < self._seats and node.incarnation > 1
+        return may and node not in self._lost and self._worker_keys.get(node.rank, key) == key
 
-    def stranger(self, node: wire.Node) -> str:
-        """Say why ``node`` is not heard."""
+    def stranger(self, node: wire.Node) -> tuple[str, type[KVStoreError]]:
+        """Say why ``node`` is not heard, and which error that is."""
         if node in self._lost:
-            return "was given up, and the job goes on without it"
-        return "is neither a worker nor an aggregator of this job"
+            return wire.GIVEN_UP, NodeLost
+        return "is neither a worker nor an aggregator of this job", UsageError
 
     def require(self, message: wire.Request) -> None:
         node = message.sender.node

@@ -20,6 +20,7 @@ import torch
 from kvstore import KVStore, UsageError, hash_ids
 from workers import group
 from workers.common.checks import at_least
+from workers.common.stores import part_of
 
 Batch: TypeAlias = "dict[str, Any]"
 
@@ -186,7 +187,7 @@ def _share(kvstore: KVStore | str | None) -> tuple[int, int]:
     if kvstore is None:
         return 1, 0
     store = group.store_of(kvstore)
-    return store.num_workers, store.rank
+    return part_of(store.num_workers, store.rank)
 
 
 def _lines(

@@ -23,6 +23,7 @@ from kvstore import KVStore, Mismatch, UnknownName, UsageError
 from workers import group
 from workers.common.checks import at_least
 from workers.common.read_ahead import waiting
+from workers.common.stores import part_of
 from workers.common.torch_internals import has_ended, held_batches, index_sampler, keeps_order, loader_on_stack
 from workers.joining import Joinable, join
 
@@ -258,7 +259,7 @@ def _parts(num_parts: int, part_index: int, kvstore: KVStore | str | None) -> tu
             f"num_parts={num_parts} and part_index={part_index} come from kvstore={kvstore!r}: leave them out"
         )
     store = group.store_of(kvstore)
-    return store.num_workers, store.rank
+    return part_of(store.num_workers, store.rank)
 
 
 class SplitSampler(_Split[int]):

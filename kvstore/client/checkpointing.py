@@ -171,10 +171,10 @@ class Meetings:
     of its own, of which all take the first.
     """
 
-    def __init__(self, store: KVStore, rank: int, num_workers: int) -> None:
-        self._store, self._rank, self._number = store, rank, num_workers
-        self._slots = torch.zeros(3 * num_workers, dtype=torch.int64, device="cpu")
-        self._failed = torch.zeros(num_workers, dtype=torch.int64, device="cpu")
+    def __init__(self, store: KVStore, rank: int, seats: int) -> None:
+        self._store, self._rank, self._number = store, rank, seats
+        self._slots = torch.zeros(3 * seats, dtype=torch.int64, device="cpu")
+        self._failed = torch.zeros(seats, dtype=torch.int64, device="cpu")
         self._text = torch.zeros(MOST_TEXT, dtype=torch.int64, device="cpu")
         store.init([f"{KEY}s", f"{KEY}.failed", f"{KEY}.why"], [self._slots, self._failed, self._text])
 
@@ -253,7 +253,7 @@ class Checkpointing:
             folder = path if (path / MANIFEST).exists() else folder_of(path, resumed)
             self.resumed = Resumed(folder, self.rank, session.num_workers)
         self._base = 0 if self.resumed is None else self.resumed.rounds
-        self._meetings = Meetings(store, self.rank, session.num_workers)
+        self._meetings = Meetings(store, self.rank, max(session.num_workers, session.config.max_workers))
         self._schedule = CheckpointSchedule(config.checkpoint_every, self._base, clock())
         self._meets = self.directory is not None and config.checkpoint_every != Interval()
         self._next = self._schedule.first() if self._meets else NEVER

@@ -482,7 +482,12 @@ class DistStore(KVStore):
         return self._session.rank
 
     def members(self) -> list[int]:
-        return [rank for rank in range(self.num_workers) if rank not in self._session.lost]
+        return self._session.members
+
+    def on_membership(self, callback: Callable[[list[int]], object]) -> None:
+        super().on_membership(callback)
+        if self._newcomers is not None:
+            self._newcomers.call(self._part, callback)
 
     @property
     def newcomer(self) -> bool:
@@ -502,6 +507,10 @@ class DistStore(KVStore):
     @property
     def min_workers(self) -> int:
         return self._session.config.min_workers
+
+    @property
+    def max_workers(self) -> int:
+        return max(self._session.num_workers, self._session.config.max_workers)
 
     @property
     def num_workers(self) -> int:

@@ -15,7 +15,7 @@ import base64
 import itertools
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
@@ -76,6 +76,8 @@ class Newcomers:
         # What the sponsor has said, by store, of those that this worker makes later, too; and of other things.
         self._places: dict[int, _Passed] = {}
         self._state: Mapping[str, Any] = {}
+        self._callbacks: dict[int, list[Callable[[list[int]], object]]] = {}  # by store: who hears of new members
+        self._members: list[int] = []  # that they have heard of
         self._admitted: dict[int, int] = {}  # by rank, the incarnation that this worker has let in last
 
     def add(self, part: Part, checkpoints: Checkpointing | None, pushes: Pushes) -> None:
@@ -86,6 +88,12 @@ class Newcomers:
 
     def remove(self, part: Part) -> None:
         self._parts.pop(part.requests.store, None)
+        self._callbacks.pop(part.requests.store, None)
+
+    def call(self, part: Part, callback: Callable[[list[int]], object]) -> None:
+        """Call ``callback`` with the members at the next boundary at which this worker knows of others than now."""
+        self._members = self._members or self._session.members
+        self._callbacks.setdefault(part.requests.store, []).append(callback)
 
     def attach(self, name: str, thing: Any) -> bool:
         """Have newcomers take over the state of ``thing``; return whether it has been taken over here."""
@@ -144,24 +152,40 @@ class Newcomers:
     def boundary(self, part: Part, checkpoints: Checkpointing | None) -> None:
         """This worker is between two steps: let newcomers in that wait for that, or be let in."""
         self.enter(part, -1, checkpoints)
-        for notice in list(self._session.to_admit.values()):
-            if notice.id == -1:
-                self._admit(part, notice, checkpoints)
+        self._meet(part, -1, checkpoints)
+        if self._callbacks and self._session.members != self._members:
+            self._members = self._session.members
+            for callback in [each for of_store in self._callbacks.values() for each in of_store]:
+                callback(list(self._members))
 
     # ---- the sponsor
 
     def _before(self, part: Part, checkpoints: Checkpointing | None, pushes: Pushes, places: Column) -> None:
         session = self._session
-        if not session.newcomer and not session.to_admit:
+        if not session.newcomer and not session.to_admit and not session.short:
             return
         first = int(part.entries.ids[part.entries.firsts[places[0]]]) if len(places) else -1
         if session.newcomer:
             if pushes.rule.mode == "async" or part.optimizing.rule() is not None:
                 self.enter(part, first, checkpoints)
             return
-        for notice in list(session.to_admit.values()):
-            if (notice.store, notice.id) == (part.requests.store, first):
-                self._admit(part, notice, checkpoints)
+        self._meet(part, first, checkpoints)
+
+    def _meet(self, part: Part, first: int, checkpoints: Checkpointing | None) -> None:
+        """Let in those that wait for this place, which is that of ``enter``; stand still here below the least."""
+        # Only one worker stands still: rounds need its pushes, so the others come no further. If they stood still, too,
+        # the one that a newcomer waits for at a later place could not get there.
+        session = self._session
+        while True:
+            for notice in list(session.to_admit.values()):
+                if notice.id == first and (first == -1 or notice.store == part.requests.store):
+                    self._admit(part, notice, checkpoints)
+            if not session.short or session.to_admit:
+                return
+            told: wire.GoOn = part.requests.one(session.scheduler, "waiting for enough workers", (), wire.AwaitWorkers)
+            if told.rank < 0:
+                return
+            session.to_admit[told.rank] = wire.Newcomer(told.rank, told.incarnation, told.store, told.id)
 
     def _admit(self, part: Part, notice: wire.Newcomer, checkpoints: Checkpointing | None) -> None:
         """Let a newcomer into the rounds after those that this worker has pushed."""

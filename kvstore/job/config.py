@@ -65,6 +65,7 @@ class Config:
     aggregator: int = _by(settings.AGGREGATOR)
     replicas: int = _by(settings.REPLICAS)
     min_workers: int = _by(settings.MIN_WORKERS)
+    max_workers: int = _by(settings.MAX_WORKERS)
     start: int = _by(settings.START)
     lost: tuple[str, float] | tuple[()] = _by(settings.LOST)
     inject: tuple[tuple[str, int], ...] = _by(settings.INJECT)
@@ -112,6 +113,11 @@ class Config:
                 f"KVSTORE_HEARTBEAT_TIMEOUT_S={self.heartbeat_timeout_s:g} must be at least twice "
                 f"KVSTORE_HEARTBEAT_S={self.heartbeat_s:g}, or one late beat is a death"
             )
+
+    @property
+    def seats(self) -> int:
+        """How many workers there may be at once: ranks are below this."""
+        return max(self.num_workers, self.max_workers)
 
     @property
     def join_limit_s(self) -> float:

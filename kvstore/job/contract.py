@@ -72,6 +72,7 @@ class Contract:
     scheduler_log: str = ""
     readers: int = 0
     min_workers: int = 0
+    max_workers: int = 0
 
     def variables(self, role: Role, rank: int) -> dict[str, str]:
         """The variables that make a process that member of the job, and no others."""
@@ -93,6 +94,8 @@ class Contract:
             variables[settings.REPLICAS.name] = str(self.replicas)
         if self.min_workers:
             variables[settings.MIN_WORKERS.name] = str(self.min_workers)
+        if self.max_workers:
+            variables[settings.MAX_WORKERS.name] = str(self.max_workers)
         if self.cluster:
             variables[settings.CLUSTER.name] = self.cluster
         if self.root_fd >= 0 and role == "scheduler":
@@ -112,7 +115,8 @@ COMPUTED = frozenset(
     for setting in (
         *(settings.ROLE, settings.TASK_ID, settings.NUM_WORKER, settings.NUM_SERVER),
         *(settings.ROOT_URI, settings.ROOT_PORT, settings.JOB, settings.CLUSTER, settings.ROOT_FD),
-        *(settings.NUM_AGGREGATORS, settings.AGGREGATOR, settings.REPLICAS, settings.MIN_WORKERS, settings.START),
+        *(settings.NUM_AGGREGATORS, settings.AGGREGATOR, settings.REPLICAS, settings.MIN_WORKERS, settings.MAX_WORKERS),
+        settings.START,
         *(settings.LOST, settings.SCHEDULER_LOG, settings.READERS, settings.READER_KEY),
         *(settings.SECRET_KEY, settings.ROOT_KEY, settings.MEMBER_KEYS, settings.OBSERVER_KEY),
     )

@@ -404,6 +404,12 @@ MIN_WORKERS = _LAUNCHED.add(
     0,
     "the job goes on without workers that die as long as so many are left; 0 if it ends with the first",
 )
+MAX_WORKERS = _LAUNCHED.add(
+    "KVSTORE_MAX_WORKERS",
+    Integer(0),
+    0,
+    "the most workers, with those that are added; 0 if none is",
+)
 START = _LAUNCHED.add("KVSTORE_START", Integer(1), 1, "how often this member's process has been started")
 LOST: Setting[tuple[str, float] | tuple[()]] = _LAUNCHED.add(
     "KVSTORE_LOST",

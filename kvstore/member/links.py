@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from kvstore import wire
-from kvstore.errors import KVStoreError, WireError, rebuild
+from kvstore.errors import KVStoreError, NodeLost, WireError, rebuild
 from kvstore.member.outstanding import Effect, Outstanding, PendingRequest
 from kvstore.member.window import Window, WindowSize
 from kvstore.rare_log import Drops
@@ -107,6 +107,7 @@ class Links:
 
     def __init__(self, make_transport: Callable[[], Transport], node: wire.Node, window: int) -> None:
         self.node = node
+        self.process = ""  # its name in reports; see ``process_name``
         self.outstanding = Outstanding()
         self.answers = 0
         self.sent: dict[Peer, int] = {}
@@ -385,10 +386,16 @@ class Links:
             return
         if self.tracer is not None:
             self.tracer.answered(reply.seq, peer)
-        error = rebuild(reply.kind, reply.text) if isinstance(reply, wire.Failure) else None
+        error = self._error(reply) if isinstance(reply, wire.Failure) else None
         self.outstanding.settle(request, reply, error)
         self.answers += 1
         for frame in frames[1:]:
             self.received[peer] += len(frame)
         self._windows[peer].answered(reply.seq)
         self._send_next(peer)
+
+    def _error(self, failure: wire.Failure) -> KVStoreError:
+        error = rebuild(failure.kind, failure.text)
+        if isinstance(error, NodeLost) and failure.text == f"{self.node} {wire.GIVEN_UP}":
+            error.cause = self.process  # or the supervisor would take the end of this process for that of the job
+        return error

@@ -20,7 +20,7 @@ from kvstore import wire
 from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost, rebuild
 from kvstore.job.address import host_and_port, resolve
 from kvstore.job.config import Config
-from kvstore.job.contract import first_left
+from kvstore.job.contract import process_name
 from kvstore.job.curve_keys import split_key
 from kvstore.job.processes import host_name
 from kvstore.job.valid_values import RoundWindow
@@ -91,6 +91,9 @@ class Session:
         self._on_line_back = on_line_back
         self.takeovers = 0  # how many this member has heard of
         self.lost: frozenset[int] = frozenset()  # the workers without which the job goes on, as this member knows
+        self.added: frozenset[int] = frozenset()  # and those that were added to it; some may be lost
+        # Whether fewer workers are in than the job needs, and this one is the sponsor of those that come.
+        self.short = False
         self.newcomer = False  # whether this worker was started again, and nobody has let it in yet
         self.to_admit: dict[int, wire.Newcomer] = {}  # by rank: the newcomers that this worker is to let in
         self._epochs: dict[int, int] = {}  # by rank: of the latest news of where its server is
@@ -121,6 +124,7 @@ class Session:
         self.scheduler = self.client.connect(self.config.root, "the scheduler")
         welcome = self._welcome()
         self.client.node = wire.Node(self.config.role, welcome.rank, welcome.incarnation)
+        self.client.links.process = process_name(self.config.role, welcome.rank, self.config.start)
         self.client.guide = self.scheduler
         self.num_workers = welcome.num_workers
         self.newcomer = self.config.role == "worker" and welcome.incarnation > 1
@@ -185,6 +189,11 @@ class Session:
         """Ask to join, and wait for the others: a worker up to its limit, others while the scheduler lives."""
         try:
             welcome: wire.Welcome = (self._asked or self._ask()).wait()
+        except NodeLost as exc:
+            config = self.config
+            if config.start > 1 or config.rank_hint >= config.num_workers:  # a job that goes on, or has just ended
+                exc.cause = exc.cause or process_name(config.role, config.rank_hint, config.start)
+            raise
         except DeadlineExceeded as exc:
             raise DeadlineExceeded(f"{exc}{self._unresolved() if exc.silent else ''}", exc.silent) from None
         return welcome
@@ -233,14 +242,20 @@ class Session:
         return self.client.node.rank
 
     @property
+    def members(self) -> list[int]:
+        """The workers that are in, as far as this member knows: not lost, and let in if they came later."""
+        return [rank for rank in (*range(self.num_workers), *sorted(self.added)) if rank not in self.lost]
+
+    @property
     def gives(self) -> bool:
         """Whether this worker gives new keys their first values unasked. One that was started again does not."""
         return self.client.node[1:] == (0, 1)
 
     @property
     def leads(self) -> bool:
-        """Whether this worker does what one does for all, as far as it knows; see ``first_left``."""
-        return not self.newcomer and self.rank == first_left(self.lost - {self.rank})
+        """Whether this worker does what one does for all, as far as it knows: the lowest rank that is in."""
+        first = min([self.rank, *self.members]) if self.lost else 0
+        return not self.newcomer and self.rank == first
 
     def check(self, store: int) -> None:
         self.client.check()
@@ -313,6 +328,8 @@ class Session:
                 return
         elif isinstance(notice, wire.Roster):
             self.lost = frozenset(notice.lost)
+            self.added = frozenset(rank for rank in notice.came if rank >= self.num_workers)
+            self.short = self.leads and len(self.members) < self.config.min_workers
         elif isinstance(notice, wire.Newcomer):
             self.to_admit[notice.rank] = notice
         elif isinstance(notice, wire.StillStuck):

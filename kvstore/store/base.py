@@ -678,12 +678,32 @@ class KVStore:
         return 0
 
     def members(self) -> list[int]:
-        """Return the ranks of the workers that are in the job, as this one knows: all, but for those that are lost.
+        """Return the ranks of the workers that are in the job, as this one knows.
 
-        With ``launch.py --min-workers`` a job goes on without workers that die. News of it come with heartbeats, so for
-        a moment workers may know different members.
+        With ``launch.py --min-workers`` a job goes on without workers that die, and with ``--max-workers`` others are
+        added. News of it come with heartbeats, so for a moment workers may know different members.
         """
         return list(range(self.num_workers))
+
+    def on_membership(self, callback: Callable[[list[int]], object]) -> None:
+        """Call ``callback`` with the new ``members()`` when workers are lost, come back, or were added.
+
+            def share_out(members):
+                batches.batch_size = 512 // len(members)
+
+            store.on_membership(share_out)
+
+        The next ``boundary`` calls it, in the thread that calls that: between two steps, never in the middle of one.
+        ``Trainer`` and ``fit`` come there in each step. Workers hear of a change in different steps, so do not set the
+        learning rate of a store with rounds here: ``Mismatch`` says that workers push with different ones. It need not
+        change, as sums stand for ``num_workers`` workers whoever contributes. What the callback raises, ``boundary``
+        raises.
+
+        Raises:
+            UsageError: ``callback`` cannot be called.
+        """
+        if not callable(callback):
+            raise UsageError(f"callback must be a function of the members, not a {type(callback).__name__}")
 
     @property
     def newcomer(self) -> bool:
@@ -745,8 +765,13 @@ class KVStore:
         return 0
 
     @property
+    def max_workers(self) -> int:
+        """How many workers there may be at once, with those that are added while the job runs: ranks are below this."""
+        return self.num_workers
+
+    @property
     def num_workers(self) -> int:
-        """How many workers there are."""
+        """How many workers the job has begun with. Sums of floats stand for so many, whoever dies or is added."""
         return 1
 
     def barrier(self) -> None:

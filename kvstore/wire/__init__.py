@@ -69,8 +69,10 @@ from kvstore.wire.guests import (
     WorkerReport,
 )
 from kvstore.wire.members import (
+    GIVEN_UP,
     Admitted,
     Alive,
+    AwaitWorkers,
     Barrier,
     Beat,
     Census,
@@ -82,6 +84,7 @@ from kvstore.wire.members import (
     Enter,
     Entered,
     Fault,
+    GoOn,
     Here,
     JobFailed,
     Join,

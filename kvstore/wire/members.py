@@ -242,6 +242,24 @@ class Admitted(Request):
         require_counted(self.counts, self.ids)
 
 
+GIVEN_UP = "was given up, and the job goes on without it"  # behind the name of a worker, in a ``NodeLost``
+
+
+@message(64)
+class AwaitWorkers(Request):
+    """Fewer workers than the job needs are in, and others wait for my next push: answer when I shall go on."""
+
+
+@message(65)
+class GoOn(Reply):
+    """Go on: enough workers are in (``rank`` -1), or this one waits for you; see ``Newcomer``."""
+
+    rank: Annotated[int, f.integer(-1)] = -1
+    incarnation: f.Seq = 0
+    store: f.Store = 0
+    id: Annotated[int, f.integer(-1)] = -1
+
+
 @message(62)
 class TakeShare(Request):
     """Give me up to ``most`` samples of an epoch of ``data``, or say whether it is over; see ``kvstore.shares``."""
@@ -343,8 +361,8 @@ class Newcomer(Message):
 class Roster(Message):
     """Which workers have left in order (``departed``), and which are ``lost``. ``epoch`` grows with every change.
 
-    A worker that is lost may be started again: ``came`` are those that have been. Until another worker lets it in, such
-    a worker stays lost for everybody. To servers and aggregators; to workers, too, once one is lost.
+    A worker that is lost may be started again, others may be added: ``came`` are these. Until another worker lets it
+    in, such a worker is lost for everybody. To servers and aggregators; to workers, too, once one is lost.
     """
 
     epoch: f.Seq
@@ -353,20 +371,39 @@ class Roster(Message):
     deaths: Incarnations = field(default_factory=list)  # of each that is lost, the incarnation that was lost last
     came: f.Ranks = field(default_factory=list)  # ranks of workers, too
     starts: Incarnations = field(default_factory=list)  # the incarnation of each of them
+    worker_keys: PublicKeys = field(default_factory=list)  # likewise the public key; empty where links prove none
 
     def __post_init__(self) -> None:
         same_length(self.lost, self.deaths)
         same_length(self.came, self.starts)
+        if self.worker_keys:
+            same_length(self.came, self.worker_keys)
 
     @classmethod
-    def of(cls, epoch: int, departed: Iterable[int], losses: Mapping[int, int], newcomers: Mapping[int, int]) -> Roster:
+    def of(
+        cls,
+        epoch: int,
+        departed: Iterable[int],
+        losses: Mapping[int, int],
+        newcomers: Mapping[int, int],
+        keys: Mapping[int, str],
+    ) -> Roster:
         """Return the one that says so; ``losses`` and ``newcomers`` are incarnations, by rank."""
         lost, came = dict(sorted(losses.items())), dict(sorted(newcomers.items()))
-        return cls(epoch, sorted(departed), list(lost), list(lost.values()), list(came), list(came.values()))
+        proved = [keys.get(rank, "") for rank in came]
+        return cls(
+            *(epoch, sorted(departed), list(lost), list(lost.values()), list(came), list(came.values())),
+            proved if any(proved) else [],
+        )
 
     @property
-    def told(self) -> tuple[list[int], dict[int, int], dict[int, int]]:
-        return self.departed, self.losses, self.newcomers
+    def told(self) -> tuple[list[int], dict[int, int], dict[int, int], dict[int, str]]:
+        return (
+            self.departed,
+            self.losses,
+            self.newcomers,
+            dict(zip(self.came, self.worker_keys, strict=bool(self.worker_keys))),
+        )
 
     @property
     def losses(self) -> dict[int, int]:

@@ -18,6 +18,7 @@ from kvstore.job.exit_report import ExitReport
 from kvstore.job.processes import Exit
 from launcher.agents.links import protocol as p
 from launcher.agents.links.link import AgentLink, PipeLink
+from launcher.job.tasks import Task
 from launcher.output.lines import Prefixer
 from launcher.processes.child import Child, OutputPipe, Program
 from launcher.supervision.crew import Crew, Sink, turn
@@ -227,6 +228,8 @@ class Fleet(Crew):
         starts: the tasks to start, for each agent.
         limit_s: how long an agent may be silent before it is lost, in seconds.
         move: gives a task from one agent to another, with variables beside what it had; returns what to tell the other.
+        worker: gives an agent the task of one more worker, by index and rank; returns it, and what to tell the agent.
+            None if none is added.
     """
 
     def __init__(
@@ -235,9 +238,11 @@ class Fleet(Crew):
         starts: dict[RemoteAgent, p.StartTasks],
         limit_s: float,
         move: Callable[[int, RemoteAgent, RemoteAgent, Mapping[str, str]], p.StartTasks] | None = None,
+        worker: Callable[[int, int, RemoteAgent], tuple[Task, p.StartTasks]] | None = None,
     ) -> None:
         self._remotes = remotes
-        self._move = move
+        self._move, self._worker = move, worker
+        self._added: dict[int, tuple[RemoteAgent, p.StartTasks]] = {}  # what to tell whom, by index
         self._starts = starts
         self._limit_s = max(_SHORTEST_S, limit_s)
         self._running = {index for remote in remotes for index in remote.indices}
@@ -276,6 +281,23 @@ class Fleet(Crew):
             remote.empty = False
             self._running.add(index)
             remote.send(p.StartAgain(index, p.pack(variables)))
+
+    def more(self, index: int, rank: int, host: str = "") -> Task | None:
+        able = [remote for remote in self._remotes if self._is_able(remote) and host in ("", remote.host)]
+        if self._worker is None or not able:
+            return None
+        # Where workers are, if there are such hosts: others are for servers.
+        counts = [sum(role == "worker" for role, _ in remote.members) for remote in able]
+        remote = able[counts.index(min(filter(None, counts), default=0))]
+        task, told = self._worker(index, rank, remote)
+        self._added[index] = remote, told
+        return task
+
+    def take(self, index: int, task: Task) -> None:
+        remote, told = self._added.pop(index)
+        remote.empty = False
+        self._running.add(index)
+        remote.send(told)
 
     def _able(self, index: int) -> RemoteAgent | None:
         return next((remote for remote in self._remotes if self._is_able(remote) and index in remote.indices), None)

@@ -43,6 +43,7 @@ from launcher.job.tasks import (
     Rendezvous,
     Task,
     environment,
+    key_holders,
     member_variables,
     members,
     passed,
@@ -125,6 +126,14 @@ class HostTasks:
         task = self._there(remote, *member)
         self.tasks[index] = replace(task, env={**task.env, **variables})
         return replace(start, tasks=[self._told(index)])
+
+    def add(self, index: int, rank: int, remote: RemoteAgent, start: p.StartTasks) -> tuple[Task, p.StartTasks]:
+        """Give an agent one more worker; return its task, and what to tell the agent, which has been told `start`."""
+        remote.members.append(("worker", rank))
+        remote.indices.append(index)
+        task = self._there(remote, "worker", rank)
+        told = [index, task.role, task.rank, int(task.env[LOCAL_SIZE]), p.pack(task.env)]
+        return task, replace(start, tasks=[told])
 
     def _told(self, index: int) -> list[object]:
         task = self.tasks[index]
@@ -240,7 +249,7 @@ class _AgentJob:
         if cluster.encryption:
             # Which takes a moment, while the agents start.
             self._keyring = Keyring.random(
-                members(self._job, len(self._aggregated)), readers=cluster.readers is not None
+                key_holders(self._job, len(self._aggregated)), readers=cluster.readers is not None
             )
         fit = roll_call.expect(self._remotes, p.Hello, HELLO_S, version_problem)
         if not fit:
@@ -295,6 +304,9 @@ class _AgentJob:
             fleet = Fleet(
                 *(self._remotes, starts, limit_s),
                 lambda index, before, remote, more: placed.move(index, before, remote, more, starts[remote]),
+                (lambda index, rank, remote: placed.add(index, rank, remote, starts[remote]))
+                if job.cluster.max_workers
+                else None,
             )
             return running.start(placed.tasks, [scheduler, fleet], placed.where).run()
 

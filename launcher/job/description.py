@@ -155,6 +155,7 @@ class Cluster:
     host_aggregation: bool = True
     replicas: int = 0
     min_workers: int = 0
+    max_workers: int = 0
     restarts: int | None = None
     readers: str | None = None
     max_readers: int = 64
@@ -238,6 +239,19 @@ class Job:
                     f"--inject {text}: the job has no such member; it has {self.num_workers} workers, "
                     f"{self.num_servers} servers and {self.num_standbys} standbys (--replicas), and ranks begin at 0"
                 )
+
+    def check_max_workers(self) -> None:
+        """Raise `LaunchError` if workers are to be added to a job that cannot take them."""
+        most = self.cluster.max_workers
+        if not most:
+            return
+        if not self.num_workers <= most <= MAX_PER_ROLE or self.num_workers < 2:
+            raise LaunchError(
+                f"--max-workers {most}: the job begins with {self.num_workers} workers (-n), which must be 2 or more; "
+                f"valid: {max(2, self.num_workers)} to {MAX_PER_ROLE}"
+            )
+        if not self.cluster.min_workers:
+            raise LaunchError(f"--max-workers {most} needs --min-workers: workers come only to a job that goes on")
 
     def _require_worker(self, option: str, rank: int) -> None:
         if rank >= self.num_workers:

@@ -61,6 +61,7 @@ class Rendezvous:
             self.scheduler_log,
             job.cluster.max_readers if job.cluster.readers is not None else 0,
             job.cluster.min_workers,
+            job.cluster.max_workers,
         )
 
 
@@ -109,6 +110,12 @@ class HostEnvironment:
 def members(job: Job, num_aggregators: int = 0) -> list[Member]:
     """Every member of a job, in the order in which to start them; see `kvstore.job.contract.members`."""
     return contract.members(job.num_workers, job.num_servers, num_aggregators, job.cluster.replicas)
+
+
+def key_holders(job: Job, num_aggregators: int) -> list[Member]:
+    """Every member that a job may have, also those that are added later: each needs keys from the start."""
+    added: list[Member] = [("worker", rank) for rank in range(job.num_workers, job.cluster.max_workers)]
+    return [*members(job, num_aggregators), *added]
 
 
 def member_variables(job: Job, at: Rendezvous, role: Role, rank: int) -> dict[str, str]:
@@ -210,19 +217,13 @@ def environment(
 
 
 def render(job: Job, at: Rendezvous, around: HostEnvironment) -> list[Task]:
+    return [rendered(job, at, around, role, rank) for role, rank in members(job)]
+
+
+def rendered(job: Job, at: Rendezvous, around: HostEnvironment, role: Role, rank: int) -> Task:
+    """The task of one member, or of a worker that is added to a job whose processes are all on this machine."""
     siblings = {"worker": job.num_workers, "server": job.num_servers, "standby": job.num_standbys, "scheduler": 1}
-    return [
-        Task(
-            role,
-            rank,
-            words(job, role, around.python, rank),
-            environment(
-                around,
-                role,
-                siblings[role],
-                member_variables(job, at, role, rank) | {LOCAL_RANK: str(rank), LOCAL_SIZE: str(siblings[role])},
-                job.cluster.gpus_per_worker,
-            ),
-        )
-        for role, rank in members(job)
-    ]
+    locally = {LOCAL_RANK: str(rank), LOCAL_SIZE: str(max(siblings[role], rank + 1))}
+    variables = member_variables(job, at, role, rank) | locally
+    env = environment(around, role, siblings[role], variables, job.cluster.gpus_per_worker)
+    return Task(role, rank, words(job, role, around.python, rank), env)

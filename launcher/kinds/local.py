@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from functools import partial
 
 from kvstore.job.processes import source_root
 from kvstore.job.settings import COLUMNS, PATIENCE_S, TRANSPORT
@@ -13,7 +14,7 @@ from kvstore.job.system import cores
 from launcher.errors import LaunchError, as_launch_error
 from launcher.job import dryrun
 from launcher.job.description import Job
-from launcher.job.tasks import HostEnvironment, Rendezvous, Task, members, render
+from launcher.job.tasks import HostEnvironment, Rendezvous, Task, members, render, rendered
 from launcher.kinds.kind import SUPERVISED, Kind
 from launcher.output.display import of_terminal
 from launcher.processes.child import require_command
@@ -42,7 +43,9 @@ def run(
     of an ending may last. `caller`: what runs the job, if not launch.py. Returns the exit code, as a `Kind` does.
     """
     environ = dict(os.environ) if environ is None else environ
-    require_files(2 * (job.num_placed + 1) + job.output.open_files(job.num_placed + 1))
+    job.check_max_workers()
+    processes = job.num_placed + 1 + max(0, job.cluster.max_workers - job.num_workers)
+    require_files(2 * processes + job.output.open_files(processes))
     open_standard_streams()
     caller = Caller() if caller is None else caller
     if job.cluster.sync_dst_dir is not None:  # existing command lines for MXNet have it
@@ -68,7 +71,10 @@ def run(
         if shares:
             running.stack.enter_context(terminal_kept())
         require_command(tasks[-job.num_workers])
-        crew = caller.crew(dict(enumerate(tasks)), running.guard, pass_fds=running.scheduler_fds, shares=shares)
+        added = {"worker": partial(rendered, job, at, around, "worker")} if job.cluster.max_workers else {}
+        crew = caller.crew(
+            dict(enumerate(tasks)), running.guard, pass_fds=running.scheduler_fds, shares=shares, **added
+        )
         attached = next((index for index, part in shares.items() if part is Share.ALL), None)
         supervisor = running.start(tasks, [crew], "on this machine" if caller.says_start else None, attached)
         _sweep_shared()
@@ -101,5 +107,5 @@ def _listen() -> socket.socket:
 KIND = Kind(
     run=run,
     dry_run=dry_run,
-    takes=SUPERVISED | {"sync_dst_dir", "attach"},
+    takes=SUPERVISED | {"max_workers", "sync_dst_dir", "attach"},
 )

@@ -104,6 +104,7 @@ def rsync(cluster: Cluster, host: Host, source: str, target: str) -> list[str]:
 
 
 def run(job: Job, on_failure: OnFailure) -> int:
+    job.check_max_workers()
     hosts = placed(job)
     connections = len(hosts) * (1 if job.cluster.sync_dst_dir is None else 2)
     require_files(_FILES * connections + job.output.open_files(job.num_placed + 1))
@@ -221,6 +222,7 @@ KIND = Kind(
     takes=WITH_AGENTS
     | {
         "hostfile",
+        "max_workers",
         "server_hosts",
         "placement",
         "sync_dst_dir",

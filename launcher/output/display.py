@@ -52,6 +52,7 @@ class Display:
         self._color = {fd: wants_color(fd, environ) for fd in (outlet.stdout, outlet.stderr)}
         self._terminal = {fd: is_terminal(fd, environ) for fd in self._color}
         self._hidden = {index for index, task in enumerate(tasks) if not options.shows(task.role, task.rank)}
+        self._shows = options.shows
         self._lines: dict[tuple[int, int], Prefixer] = {}
         self._last: dict[int, bytes] = {}  # the last lines that each task has written to standard error
         self._unshown: dict[int, deque[bytes]] = {}  # the last lines of tasks that are hidden
@@ -111,6 +112,8 @@ class Display:
 
     def begins(self, index: int, start: int = 1, why: str = "") -> None:
         """A task is started. `start`: which start of it this is. `why`: why it is started again."""
+        if not self._shows(self._tasks[index].role, self._tasks[index].rank):
+            self._hidden.add(index)
         again = f", because it {why}" if why else ""
         where = "; what it prints is on the terminal alone" if index == self._attached else ""
         self._note(index, f"start {start} of {self._tasks[index].title}{again}{where}")

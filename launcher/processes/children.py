@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import selectors
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum, auto
@@ -49,6 +49,7 @@ class Children(Crew):
         guard: signals them, and kills them if this process dies.
         pass_fds: the file descriptors that a task inherits, by index.
         shares: what of this process's standard streams a task has, by index; nothing if it is not there.
+        worker: makes the task of one more worker, of this rank; None if none is added here.
     """
 
     def __init__(
@@ -58,11 +59,13 @@ class Children(Crew):
         *,
         pass_fds: Mapping[int, tuple[int, ...]] | None = None,
         shares: Mapping[int, Share] | None = None,
+        worker: Callable[[int], Task] | None = None,
     ) -> None:
         self._tasks = dict(tasks)
         self._guard = guard
         self._pass_fds = pass_fds or {}
         self._shares = shares or {}
+        self._worker = worker
         self._children: dict[int, Child] = {}
         # Those that were started again. They are not reaped before the end: no other process may get their pids.
         self._former: list[Child] = []
@@ -156,8 +159,11 @@ class Children(Crew):
     def can_restart(self, index: int) -> bool:
         return index in self._tasks
 
+    def more(self, index: int, rank: int, host: str = "") -> Task | None:
+        return None if self._worker is None else self._worker(rank)
+
     def take(self, index: int, task: Task) -> None:
-        """Start a task that has run elsewhere until now."""
+        """Start a task that is new, or has run elsewhere until now."""
         self._tasks[index] = task
         if index in self._children:  # it has run here before that
             self.restart(index, {})

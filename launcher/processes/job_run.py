@@ -160,7 +160,7 @@ class JobRun:
         return {} if self._listener is None else {0: (self._listener.fileno(),)}
 
     def start(
-        self, tasks: Sequence[Task], crews: Sequence[Crew], where: str | None, attached: int | None = None
+        self, tasks: list[Task], crews: Sequence[Crew], where: str | None, attached: int | None = None
     ) -> Supervisor:
         """Start all tasks, and what runs beside them. Return the supervisor, which follows them to their end.
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from kvstore.job.exit_report import ExitReport
 from kvstore.job.processes import Exit, signal_name
+from launcher.job.tasks import Task
 
 
 def turn(selector: selectors.BaseSelector, seconds: float) -> bool:
@@ -65,6 +66,16 @@ class Crew:
         `variables`: what its environment has beside, or instead of, what it had. `host`: one of `hosts` where it is to
         run from now on; empty for where it ran.
         """
+
+    def more(self, index: int, rank: int, host: str = "") -> Task | None:
+        """Make a task of one more worker, which `take` starts; None if this crew cannot.
+
+        `host`: one of `hosts`; empty for the one that has fewest workers.
+        """
+        return None
+
+    def take(self, index: int, task: Task) -> None:
+        """Start a task that this crew has not had."""
 
     def hosts(self) -> list[str]:
         """The hosts on which this crew can start tasks; none if it starts them where it is."""

@@ -273,6 +273,30 @@ class Ending:
             self.deadline = now + self._limits.patience
         return []
 
+    def add(self, index: int, now: float) -> None:
+        """A task has been added to `tasks`, and is started now."""
+        self._running.add(index)
+        self._restarts.add()
+        self._restarts.begins(index, now)
+
+    @property
+    def dead_workers(self) -> list[int]:
+        """The workers that have died, and are not started again."""
+        return [
+            index
+            for index, task in enumerate(self._tasks)
+            if task.role == "worker"
+            and index not in self._running
+            and index not in self._waiting
+            and self._process(index) in self._deaths
+        ]
+
+    def revive(self, index: int, now: float) -> Restart:
+        """Start one of `dead_workers` again, because somebody has ordered it."""
+        self._running.add(index)
+        died = self._deaths[self._process(index)]
+        return Restart(index, self._restarts.begins(index, now), died.how, died.at)
+
     def runs(self, index: int) -> bool:
         return index in self._running
 
@@ -354,15 +378,21 @@ class Ending:
         return report is None or report.cause == self._process(index)
 
     def _spare(self, index: int, how: Exit, now: float, possible: bool) -> list[Action]:
-        """The job goes on without a worker that has died, until it is started again; the scheduler says so."""
-        self._deaths[self._process(index)] = _Death(index, how, now)
-        self._consequences.pop(index, None)
-        if not self._left("worker"):
-            self._enter(Phase.LINGER, now + self._limits.linger)
-            return [Lose(index, " ".join(str(how).split()), self._restarts.start(index), True)]
-        fate = self._restarts.dies(index, how, now, possible and not self.finished)
+        """The job goes on without a worker that has died, until it is started again; the scheduler says so.
+
+        Below the least it waits for those that are to be started again, and fails if these are not enough.
+        """
+        others = self._left("worker")
+        fate = self._restarts.dies(index, how, now, possible and others and not self.finished)
         if fate.at is not None:
             self._waiting[index] = fate.at
+        if not self._restarts.enough(sum(self._tasks[other].role == "worker" for other in self._waiting)):
+            return self._fail(index, f"{how}{self._restarts.too_few(index)}", how.status, now)
+        self._deaths[self._process(index)] = _Death(index, how, now)
+        self._consequences.pop(index, None)
+        if not others:
+            self._enter(Phase.LINGER, now + self._limits.linger)
+            return [Lose(index, " ".join(str(how).split()), fate.start, True)]
         lose = Lose(index, " ".join(str(how).split()), fate.start, fate.at is None)
         says = fate.text and self._restarts.limited
         return [lose, Say(f"{self._tasks[index].title} {lose.how}; {fate.text}")] if says else [lose]

@@ -63,9 +63,9 @@ class Moves:
             if why_not:
                 raise OrderRefused(REFUSED, why_not)
             if set(words) in ({"move"}, {"move", "to"}):
-                moves = [(self._named(words["move"]), self._known(words.get("to", "")))]
+                moves = [(self._named(words["move"]), self.known(words.get("to", "")))]
             elif set(words) == {"drain"}:
-                moves = self._drained(self._known(words["drain"]))
+                moves = self._drained(self.known(words["drain"]))
             else:
                 raise OrderRefused(
                     USAGE, f"expected move and to, or drain, got {', '.join(sorted(words)) or 'nothing'}"
@@ -123,7 +123,8 @@ class Moves:
             USAGE, f"there is no {name!r}; valid: server:0 to server:{last}, standby:0 to standby:{last}"
         )
 
-    def _known(self, host: str) -> str:
+    def known(self, host: str) -> str:
+        """Return the host of that name, on which processes can be started."""
         hosts = self._hosts()
         if host and host not in hosts:
             valid = f"valid: {', '.join(hosts)}" if hosts else "all of its processes run on one machine"

@@ -19,7 +19,7 @@ from launcher.job.tasks import Task
 #     a process that dies                     is started again after
 #     server, standby                         0.1 s, so that a standby takes over first
 #       soon after its start, n times         0.5 s times 2^n, 30 s at most; a worker, too
-#     worker, as long as enough are left      0.1 s, too
+#     worker, as long as enough are left      0.1 s, too; the job waits for those it needs
 #     scheduler                               0 s: nobody takes its place
 #       soon after its start, n times         0.5 s times 2^(n-1), 1 s at most
 #     any, with ERRORS errors of its own      never
@@ -50,14 +50,17 @@ class Restarts:
         roles: the roles whose processes may die.
         limit: how many times processes are started again, in all.
         min_workers: workers may die as long as so many are left; 0 if none may.
+        max_workers: others may be added, up to so many; 0 if none is.
     """
 
-    def __init__(self, tasks: Sequence[Task], roles: frozenset[str], limit: int, min_workers: int = 0) -> None:
+    def __init__(
+        self, tasks: Sequence[Task], roles: frozenset[str], limit: int, min_workers: int = 0, max_workers: int = 0
+    ) -> None:
         self._tasks = tasks
         self._roles = roles
         self._limit = limit
         self._workers = self._left = sum(task.role == "worker" for task in tasks)
-        self._min_workers = min_workers
+        self._min_workers, self.max_workers = min_workers, max_workers
         self._used = 0
         self._starts: dict[int, int] = {}
         self._began: dict[int, float] = {}
@@ -66,11 +69,7 @@ class Restarts:
 
     @classmethod
     def of(cls, job: Job, tasks: Sequence[Task]) -> Restarts:
-        return cls(tasks, survivable(job), job.restarts, job.cluster.min_workers)
-
-    @property
-    def any(self) -> bool:
-        return bool(self._roles) or 0 < self._min_workers < self._workers
+        return cls(tasks, survivable(job), job.restarts, job.cluster.min_workers, job.cluster.max_workers)
 
     @property
     def limited(self) -> bool:
@@ -78,11 +77,17 @@ class Restarts:
         return self._limit > 0
 
     def spares(self, index: int) -> bool:
-        """Note that a process has died; return whether it is a worker without which the job goes on."""
-        if self._tasks[index].role != "worker" or not self._min_workers:
-            return False
-        self._left -= 1
-        return self._left >= self._min_workers
+        """Whether a process is a worker without which the job may go on."""
+        return self._tasks[index].role == "worker" and self._min_workers > 0
+
+    def enough(self, coming: int) -> bool:
+        """Whether enough workers are left, or will be with so many that are to be started again, or may be added."""
+        return self._left + coming >= self._min_workers or self.max_workers > 0
+
+    def add(self) -> None:
+        """There is one more worker."""
+        self._workers += 1
+        self._left += 1
 
     def too_few(self, index: int) -> str:
         """Say why the job does not go on without a worker, after how it has ended; empty if that was never possible."""
@@ -107,6 +112,7 @@ class Restarts:
 
     def dies(self, index: int, how: Exit, now: float, possible: bool = True) -> Fate:
         """A process has died. `possible`: whether it can be started again at all; its host may be lost."""
+        self._left -= self._tasks[index].role == "worker"
         soon = now < self._began.get(index, now) + SOON_S
         by_itself = not how.signum and not how.text and how.code != REPLACED_EXIT
         self._soon[index] = self._soon.get(index, 0) + 1 if soon else 0

@@ -22,10 +22,10 @@ from launcher.job.description import Injection, OutputOptions
 from launcher.job.tasks import Task, again
 from launcher.output.display import Display
 from launcher.output.outlet import Outlet
-from launcher.supervision.control import Control
+from launcher.supervision.control import DONE, REFUSED, USAGE, Control, Orderer
 from launcher.supervision.crew import CHILD, ENDING, Crew, SignalQueue, called, turn
 from launcher.supervision.ending import Action, Ending, EndingLimits, Kill, Lose, Phase, Restart, Say, Tell
-from launcher.supervision.moves import Moves
+from launcher.supervision.moves import Moves, OrderRefused
 from launcher.supervision.postmortem import Line, Postmortem
 from launcher.supervision.restarts import Restarts
 
@@ -74,7 +74,7 @@ def report(task: Task, how: str) -> None:
 
     `how`: what happened to it: "exited with code 7".
     """
-    tell(task.env, task.role, task.rank, how)
+    tell(task.env, task.role, task.rank, how, final=task.role == "worker")
 
 
 def report_loss(task: Task, loss: Lose) -> bool:
@@ -108,7 +108,7 @@ class Supervisor:
     """Runs the tasks of one job.
 
     Args:
-        crews: the crews that run them, in the order in which to start.
+        crews: the crews that run them, in the order in which to start. Workers that are added go to the end of `tasks`.
         signals: the signals, already entered.
         on_failure: called once with the first failure. It is called in the loop, so it must return soon.
         selector: a selector that the crews use already; None for a new one.
@@ -121,7 +121,7 @@ class Supervisor:
 
     def __init__(
         self,
-        tasks: Sequence[Task],
+        tasks: list[Task],
         crews: Sequence[Crew],
         signals: SignalQueue,
         on_failure: OnFailure,
@@ -188,7 +188,7 @@ class Supervisor:
         for crew in self._crews:
             crew.start(self._selector, self)
         if self._directory is not None:
-            self._control = Control(self._directory, self._selector, self._moves.take)
+            self._control = Control(self._directory, self._selector, self.take_order)
         prepare(self._tasks[0])
 
     def run(self) -> int:
@@ -346,15 +346,54 @@ class Supervisor:
             for loss in unheard:
                 self._say_lost(loss)
 
-    def _restart(self, action: Restart) -> None:
+    def _restart(self, action: Restart, host: str = "") -> None:
         crew = self._crew_of(action.index)
         if crew is not None:
             self._display.begins(action.index, action.start, str(action.before))
             crew.restart(
-                *(action.index, again(action.start, action.before, action.since), self._moves.host_of(action.index))
+                *(action.index, again(action.start, action.before, action.since)),
+                host or self._moves.host_of(action.index),
             )
         else:
             self.exited(action.index, Exit(1, text="could not be started again"))
+
+    def take_order(self, words: Mapping[str, str], caller: Orderer) -> None:
+        if "add" not in words:
+            self._moves.take(words, caller)
+            return
+        try:
+            index = self._add_worker(words)
+        except OrderRefused as refused:
+            caller.end(refused.code, str(refused))
+        else:
+            caller.end(DONE, f"{self._tasks[index].title} has been started; one of the others lets it in")
+
+    def _add_worker(self, words: Mapping[str, str]) -> int:
+        """Start one more worker, or a dead one that nobody would start again: `{"add": "worker", "to": "node3"}`."""
+        now, most = time.monotonic(), 0 if self._restarts is None else self._restarts.max_workers
+        if words.keys() - {"to"} != {"add"} or words["add"] != "worker":
+            raise OrderRefused(USAGE, f"expected worker, and to, got {', '.join(f'{k} {v}' for k, v in words.items())}")
+        if self._ending.phase is not Phase.RUNNING or self._ending.finished:
+            raise OrderRefused(REFUSED, "the job is ending")
+        if not most:
+            raise OrderRefused(REFUSED, "no worker can be added to this job: start it with --max-workers")
+        host = self._moves.known(words.get("to", ""))
+        dead = [index for index in self._ending.dead_workers if self._crew_of(index) is not None]
+        if dead:
+            self._restart(self._ending.revive(dead[0], now), host)
+            return dead[0]
+        rank, index = sum(task.role == "worker" for task in self._tasks), len(self._tasks)
+        if rank >= most:
+            raise OrderRefused(REFUSED, f"the job has had {rank} workers, and --max-workers is {most}")
+        for crew in self._crews:
+            task = crew.more(index, rank, host)
+            if task is not None:
+                self._tasks.append(task)
+                self._ending.add(index, now)
+                self._display.begins(index)
+                crew.take(index, task)
+                return index
+        raise OrderRefused(REFUSED, "no host of the job can start a worker now")
 
     def _hosts(self) -> list[str]:
         return [host for crew in self._crews for host in crew.hosts()]

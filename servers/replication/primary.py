@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from kvstore import wire
 from kvstore.errors import WireError
 from servers.requests.replies import Outbox
-from servers.shard import NOBODY, Shard
+from servers.shard import NO_KEYS, NOBODY, Shard
 
 # When an answer waits for the standby.
 #
@@ -64,9 +64,13 @@ class Primary:
         return self.answer(outbox)
 
     def depart(
-        self, workers: Collection[int], lost: Mapping[int, int] = NOBODY, came: Mapping[int, int] = NOBODY
+        self,
+        workers: Collection[int],
+        lost: Mapping[int, int] = NOBODY,
+        came: Mapping[int, int] = NOBODY,
+        keys: Mapping[int, str] = NO_KEYS,
     ) -> Outbox:
-        return self.answer(self._shard.depart(workers, lost, came))
+        return self.answer(self._shard.depart(workers, lost, came, keys))
 
     def answer(self, outbox: Outbox) -> Outbox:
         """Return the part of ``outbox``, which the shard has just returned, that may leave now."""

@@ -16,7 +16,7 @@ from servers.replication.primary import Primary
 from servers.replication.standby import SEATS, Standby
 from servers.requests.guest_links import READER
 from servers.requests.replies import Outbox
-from servers.shard import NOBODY, Shard
+from servers.shard import NO_KEYS, NOBODY, Shard
 
 MOST_READS = 256  # requests of readers that are kept; a reader asks again for others
 
@@ -55,7 +55,8 @@ class Replica:
         self._held = HeldRequests()
         self._held_reads = HeldRequests()  # of readers
         self._view: wire.View | None = None
-        self._departed: tuple[Collection[int], Mapping[int, int], Mapping[int, int]] = (), NOBODY, NOBODY
+        self._departed: tuple[Collection[int], Mapping[int, int], Mapping[int, int], Mapping[int, str]]
+        self._departed = (), NOBODY, NOBODY, NO_KEYS
         self._told: wire.Standing | None = None
         self._limit_s = limit_s
         self._waits = (0, 0.0)  # for which record to be stored, and since when, as far as ``stand`` has seen
@@ -101,14 +102,18 @@ class Replica:
         return self._standby.look(view)
 
     def depart(
-        self, workers: Collection[int], lost: Mapping[int, int] = NOBODY, came: Mapping[int, int] = NOBODY
+        self,
+        workers: Collection[int],
+        lost: Mapping[int, int] = NOBODY,
+        came: Mapping[int, int] = NOBODY,
+        keys: Mapping[int, str] = NO_KEYS,
     ) -> Outbox:
         """Note which workers have left in order, which are ``lost``, and which were started again; see ``Shard``.
 
         A standby hears of it from its primary, in the order of changes.
         """
-        self._departed = workers, lost, came
-        return self.primary.depart(workers, lost, came) if self.serves else []
+        self._departed = workers, lost, came, keys
+        return self.primary.depart(workers, lost, came, keys) if self.serves else []
 
     # ---- time
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from kvstore import wire
-from kvstore.errors import UsageError
+from kvstore.errors import KVStoreError, UsageError
 from kvstore.rare_log import Drops
 from kvstore.transport.transport import Admission
 from servers.requests.repeats import Ledger
@@ -87,11 +87,11 @@ class ReplyLinks:
         return outbox
 
 
-def turn_away(peer: bytes, message: FromMember, why: str) -> Outbox:
+def turn_away(peer: bytes, message: FromMember, why: str, kind: type[KVStoreError] = UsageError) -> Outbox:
     """Return the refusal of a message that its sender may not send; nothing if it asks for no answer."""
     if not isinstance(message, wire.Request):
         return []
-    return [(peer, refuse(peer, message, UsageError(f"{message.node} {why}")).reply)]
+    return [(peer, refuse(peer, message, kind(f"{message.node} {why}")).reply)]
 
 
 def _identity(request: wire.Request) -> tuple[wire.Node, int]:

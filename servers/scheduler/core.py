@@ -22,7 +22,7 @@ from servers.scheduler.guests import Readers
 from servers.scheduler.heartbeats import Heartbeats
 from servers.scheduler.losses import JobFailure, Losses
 from servers.scheduler.members import JobMember, MemberEvent, Members, MemberState, Welcomes
-from servers.scheduler.newcomers import Newcomers
+from servers.scheduler.newcomers import Newcomers, Shortage
 from servers.scheduler.observing import Observing
 from servers.scheduler.stores import Stores
 
@@ -86,11 +86,11 @@ class JoinRequests:
             request.host,
             request.pid,
         )
-        before = self._members.join(member, now)
+        self._members.join(member, now)
         self._reply_links.admit(peer, request, key)
-        if before is not None and role == "worker":
-            member.aggregator = -1  # its host's aggregator goes on without it: it sends to the servers
-        if before is not None:
+        if member.state is MemberState.READY:
+            if role == "worker":
+                member.aggregator = -1  # its host's aggregator goes on without it: it sends to the servers
             self._welcome(member)
             if member.role != "worker" and not self._members.all_gone("worker"):
                 self._failover.join(member, now)
@@ -130,6 +130,8 @@ class Scheduler:
         readers: how many readers there may be at once; 0 for none.
         start: how often the scheduler has been started.
         min_workers: the job goes on without workers that are lost as long as so many are not; 0 if it does not at all.
+        patience_s: how long it waits below that for workers that come; 0 if none does.
+        max_workers: so many there may be with those that are added while the job runs.
 
     Attributes:
         silent: the members that the last tick has found overdue, each with the time of its last sign of life.
@@ -150,15 +152,18 @@ class Scheduler:
         observer_key: str = "",
         start: int = 1,
         min_workers: int = 0,
+        patience_s: float = 0.0,
+        max_workers: int = 0,
     ) -> None:
         self.members = Members(
             *(num_workers, num_servers, limit_s, num_aggregators, replicas),
             news=lambda line: self.observing.events.add(self._now, line),
             spares_workers=min_workers > 0,
+            max_workers=max_workers,
         )
         self.silent: list[tuple[wire.Node, float]] = []
         self._now = self._ticked = 0.0
-        self._departures = Departures(farewell_s)
+        self._departures = Departures(farewell_s, range(num_workers, max_workers))
         self._stores = Stores(range(num_workers), num_servers, self._departures)
         self.ledger: Ledger[wire.Reply] = Ledger()
         self._reply_links = ReplyLinks(admission)
@@ -172,9 +177,13 @@ class Scheduler:
             *(self.members, self._reply_links, self._failover, key, self._failure),
             min_workers,
             self._go_on_without,
+            self._departures,
+            patience_s > 0,
+            max_workers > 0,
         )
         self._shares = Shares()
         self._newcomers = Newcomers(self.members, self._departures, self._send)
+        self._shortage = Shortage(self.members, self._departures, self._newcomers, min_workers, patience_s)
         self._released: list[Answer] = []  # to members that have waited for one that is lost
         self._heartbeats = Heartbeats(
             self.members,
@@ -261,6 +270,9 @@ class Scheduler:
             self._losses.silent(member, now)
         if not self.members.complete and self.failure is None:
             self._joining.remind(now)
+        why = self._shortage.overdue(now) if self.failure is None else ""
+        if why:
+            self._failure.happen(why, now, self._latest_loss())
         self.observing.tick(now)
         return self._flush(self._depart())
 
@@ -330,22 +342,18 @@ class Scheduler:
     def _join(self, peer: bytes, message: wire.Join) -> list[Answer]:
         self._failure.check()
         before = self._joining.predecessor(peer, message)
-        if before is not None:
-            again = "has been started again"
-            if before.role == "worker":
-                if self.members.all_gone("worker"):  # servers and aggregators are leaving
-                    own = process_name("worker", before.rank, message.start)
-                    self._send(peer, wire.JobFailed("the job has ended while this worker was started again", own))
-                    return []
-                self._losses.lose_worker(before, again)
-                if self.members.all_gone("worker"):
-                    raise NodeLost("the job has ended: all other workers have left")
-            else:
-                self._losses.end(wire.Lost(before.role, message.node.rank, again, before.start), self._now)
+        role, rank, nonce = message.node
+        again = "has been started again"
+        if before is not None and role != "worker":
+            self._losses.end(wire.Lost(role, rank, again, before.start), self._now)
+        elif before is not None and not self.members.all_gone("worker"):
+            self._losses.lose_worker(before, again)
+        if role == "worker" and self.members.by_nonce(nonce) is None and self.members.all_gone("worker"):
+            raise NodeLost("the job has ended: all other workers have left")
         self._joining.join(peer, message, self._now)
         member = self.members.by_nonce(message.node.incarnation)
         if member is not None and member.role == "worker" and member.incarnation > 1 and self._losses.comes(member):
-            self._departures.come(member.rank, member.incarnation)
+            self._departures.come(member.rank, member.incarnation, member.key)
             self._announce(over=False)
         return []
 
@@ -423,6 +431,12 @@ class Scheduler:
             if other is not None and not self._losses.lose_worker(other, how):
                 self._failure.happen(f"{other.node} {how}", self._now)
 
+    def _latest_loss(self) -> str:
+        """Return the name of the process of a worker that was lost last."""
+        rank = next(reversed(self._departures.lost))
+        member = self.members.find("worker", rank)
+        return process_name("worker", rank, 1 if member is None else member.start)
+
     def _let_in(self, peer: bytes, message: wire.Admitted) -> list[Answer]:
         """A worker that was started again is in the rounds of all servers."""
         done = [Answer(peer, message, wire.Ack(message.seq))]
@@ -451,7 +465,7 @@ class Scheduler:
             return [Answer(peer, message, wire.Counted(message.seq, self.members.lost))]
         self._failure.check()
         if member.role == "worker" and member.state is MemberState.LOST:  # nobody counts on what it does
-            raise NodeLost(f"{member.node} was given up, and the job goes on without it")
+            raise NodeLost(f"{member.node} {wire.GIVEN_UP}")
         if isinstance(message, wire.TakeShare):
             asked = message.data, message.epoch, message.size, message.most, message.used, message.passes
             share = self._shares.take(member.rank, *asked)
@@ -460,6 +474,8 @@ class Scheduler:
             return self._newcomers.enter(peer, message)
         if isinstance(message, wire.Admitted):
             return self._let_in(peer, message)
+        if isinstance(message, wire.AwaitWorkers):
+            return self._shortage.wait(peer, message)
         served = self._stores.serve(peer, message, self._now)
         if served is None:
             raise UsageError(f"the scheduler does not handle a {type(message).__name__} of {message.node}")
@@ -486,8 +502,9 @@ class Scheduler:
             return Reason(f"waits for {self.members.absent()} to join")
         if message.node.role != "worker":
             return Reason()
-        coming = self._newcomers.explain(message.node.rank, message.about)
-        return coming if coming.text else self._stores.explain(message.node.rank, message.about)
+        rank, about = message.node.rank, message.about
+        reasons = (each.explain(rank, about) for each in (self._newcomers, self._shortage))
+        return next((reason for reason in reasons if reason.text), None) or self._stores.explain(rank, about)
 
     def _waits(self) -> Reason:
         if not self.members.complete:
@@ -510,6 +527,7 @@ class Scheduler:
 
     def _flush(self, answers: list[Answer]) -> Outbox:
         """Remember the answers for repeats, and return them with the notices that have come up."""
+        self._released += self._shortage.look(self._now)
         if self._released:
             answers, self._released = answers + self._released, []
         for _, request, reply in answers:

@@ -7,7 +7,7 @@ within that time, and its exit code says more than that it has left. A loss is a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from kvstore import wire
 from kvstore.job.contract import first_left
@@ -21,15 +21,18 @@ class Departures:
         left: those that have left in order.
         known: those of them whose departure has been announced.
         lost: those that have died, and without which the job goes on, by rank, with the incarnation that died last.
-        came: those of them that were started again, likewise, with their incarnations. Until they are let in, they are
-            among those that are lost, too.
+        came: those of them that were started again, and those that were added, likewise, with their incarnations. Until
+            they are let in, they are among those that are lost, too.
+        keys: the public keys of these, by rank; empty where links prove none.
     """
 
-    def __init__(self, farewell_s: float) -> None:
+    def __init__(self, farewell_s: float, vacant: Iterable[int] = ()) -> None:
         self.left: set[int] = set()
         self.known: set[int] = set()
         self.lost: dict[int, int] = {}
         self.came: dict[int, int] = {}
+        self.keys: dict[int, str] = {}
+        self._vacant = set(vacant)  # the ranks of workers that may be added
         self._farewell_s = farewell_s
         self._recent: deque[tuple[float, int]] = deque()  # (when, rank) of those not yet known
 
@@ -41,11 +44,13 @@ class Departures:
     @property
     def first(self) -> int:
         """The worker that does what one does for all; see ``first_left``."""
-        return first_left(self.lost)
+        return first_left(self.lost.keys() | self._vacant if self._vacant else self.lost)
 
-    def come(self, rank: int, incarnation: int) -> None:
-        """Worker ``rank``, which is lost, was started again."""
-        self.came[rank] = incarnation
+    def come(self, rank: int, incarnation: int, key: str = "") -> None:
+        """Worker ``rank``, which is lost, was started again; or it was added, and is lost until somebody lets it in."""
+        self._vacant.discard(rank)
+        self.lost.setdefault(rank, incarnation - 1)
+        self.came[rank], self.keys[rank] = incarnation, key
 
     def admit(self, rank: int) -> None:
         """Worker ``rank``, which was started again, is in."""
@@ -84,7 +89,7 @@ class Rosters:
         self.over = over
         self.epoch += 1
         self.of_losses = self.of_losses or bool(departures.lost)
-        roster = wire.Roster.of(self.epoch, departures.known, departures.lost, departures.came)
+        roster = wire.Roster.of(self.epoch, departures.known, departures.lost, departures.came, departures.keys)
         self._news = wire.Stop() if over else roster
 
     def inform(self, member: JobMember) -> None:

@@ -107,7 +107,7 @@ class Heartbeats:
         given_up = None if member is None else (member.role, member.state)
         if member is not None and given_up == ("worker", MemberState.LOST) and self._failure.text is None:
             own = process_name(member.role, member.rank, member.start)
-            self._send(peer, wire.JobFailed(f"{node} was given up, and the job goes on without it", own))
+            self._send(peer, wire.JobFailed(f"{node} {wire.GIVEN_UP}", own))
             return
         seat = self._members.find(node.role, node.rank) if self._members.restarts(node.role) else None
         view = self._failover.view(node.rank)

@@ -15,6 +15,7 @@ from kvstore.job.contract import process_name
 from kvstore.rare_log import Drops
 from servers.requests.replies import refuse
 from servers.requests.reply_links import ReplyLinks
+from servers.scheduler.departures import Departures
 from servers.scheduler.failover import Failover
 from servers.scheduler.members import JobMember, MemberEvent, Members, MemberState
 
@@ -79,6 +80,8 @@ class Losses:
         key: the scheduler's own public key; empty where links prove no keys.
         least: the job goes on without workers that are lost as long as so many are not; 0 if it does not at all.
         without: called with a worker that is lost, and without which the job goes on.
+        may_come: whether below the least the job waits for workers that are started again.
+        may_be_added: whether others may take the places of those that are not.
     """
 
     def __init__(
@@ -90,6 +93,9 @@ class Losses:
         failure: JobFailure,
         least: int,
         without: Callable[[JobMember], object],
+        departures: Departures,
+        may_come: bool = False,
+        may_be_added: bool = False,
     ) -> None:
         self._members = members
         self._reply_links = reply_links
@@ -97,7 +103,8 @@ class Losses:
         self._key = key
         self._failure = failure
         self._least, self._without = least, without
-        self._lost_workers = 0
+        self._departures, self._may_come, self._may_be_added = departures, may_come, may_be_added
+        self._for_good: set[int] = set()  # of the lost workers, those that are not started again
         self._came: dict[int, int] = {}  # by rank, the last incarnation of workers that were started again
         self._silent: dict[int, str] = {}  # by rank: the processes of lost workers that nobody has seen end
         self.news: list[str] = []
@@ -117,12 +124,16 @@ class Losses:
                 if 0 < lost.start < member.start:
                     return  # it has been started again meanwhile
                 self._silent.pop(lost.rank, None)
-            if member.state is MemberState.LOST or self.lose_worker(member, lost.how):
-                return  # it is known already, or the job goes on without it
+            if member.state is MemberState.LOST:
+                if lost.final and not self._may_go_on(member.rank, lost.final):
+                    self._fail_without(member, lost.how, now)
+                return  # it is known already
+            if self.lose_worker(member, lost.how, lost.final):
+                return
             self._members.happens(member, MemberEvent.DIES)
         start = 1 if member is None else member.start
         cause = process_name(lost.role, lost.rank, start) if self._least and lost.role == "worker" else ""
-        self._failure.happen(f"{who} {lost.how}{self._too_few(lost.role)}", now, cause)
+        self._failure.happen(f"{who} {lost.how}{self._too_few(lost.role, lost.rank)}", now, cause)
 
     def retire(self, peer: bytes, message: wire.Retire, now: float) -> None:
         """Let a process of a rank with a standby end in order when it can, because the launcher moves it."""
@@ -136,27 +147,34 @@ class Losses:
         if self._members.restarts(member.role) and self._failure.text is None:
             self._failover.retire(member, now)
 
-    def lose_worker(self, member: JobMember, how: str) -> bool:
-        """Let the job go on without ``member``, which ``how``; return False, and change nothing, if it cannot."""
+    def lose_worker(self, member: JobMember, how: str, final: bool = False) -> bool:
+        """Let the job go on without ``member``, which ``how``; return False, and change nothing, if it cannot.
+
+        Below the least it waits for those that may come back. ``final``: this one does not.
+        """
         if member.role != "worker" or not self._least or not self._members.complete or self._failure.text is not None:
             return False
-        left, all_ = self._left()
+        left, all_ = self._left(member.rank)
         event = MemberEvent.FAILS if member.state is MemberState.LEFT else MemberEvent.DIES
-        if left < self._least or not self._members.happens(member, event):
+        if not self._may_go_on(member.rank, final) or not self._members.happens(member, event):
             return False
-        self._lost_workers += 1
-        self.news.append(f"worker {member.rank} {how}; the job goes on with {left} of {all_} workers")
+        goes_on = f"the job goes on with {left} of {all_} workers"
+        waits = f"the job waits: {left} of {all_} workers are left, and it needs {self._least} (--min-workers)"
+        self.news.append(
+            f"worker {member.rank} {how}; {waits if left < self._least and not self._departures.left else goes_on}"
+        )
         self._without(member)
         return True
 
     def comes(self, member: JobMember) -> bool:
-        """Note that a worker that was lost has been started again, as ``member``; return False if that is known."""
+        """Note that a worker has been started again or added, as ``member``; return False if that is known."""
         if self._came.get(member.rank, 1) >= member.incarnation:
             return False
         self._came[member.rank] = member.incarnation
-        self._lost_workers -= 1
         self._silent.pop(member.rank, None)
-        self.news.append(f"{member.node} has been started again, and is to be let in")
+        self._for_good.discard(member.rank)
+        how = "started again" if member.start > 1 else "added"
+        self.news.append(f"{member.node} has been {how}, and is to be let in")
         return True
 
     @property
@@ -183,18 +201,32 @@ class Losses:
         if self._members.restarts(member.role):
             self.lose(member, silent, now)
         else:
-            self._failure.happen(f"{member.node} is lost: it {silent}{_known(member)}{self._too_few(member.role)}", now)
+            too_few = self._too_few(member.role, member.rank)
+            self._failure.happen(f"{member.node} is lost: it {silent}{_known(member)}{too_few}", now)
 
-    def _left(self) -> tuple[int, int]:
-        """Return how many workers are left when one more is lost, and how many the job has."""
+    def _left(self, rank: int) -> tuple[int, int]:
+        """Return how many workers are in without worker ``rank``, and how many the job has."""
         all_ = self._members.wanted["worker"]
-        return all_ - self._lost_workers - 1, all_
+        return all_ - len(self._departures.lost.keys() | {rank}), all_
 
-    def _too_few(self, role: str) -> str:
+    def _may_go_on(self, rank: int, final: bool) -> bool:
+        """Whether enough workers are in without worker ``rank``, or may be when those have come that can."""
+        if final:
+            self._for_good.add(rank)
+        left, all_ = self._left(rank)
+        if left >= self._least or self._may_be_added:
+            return True
+        return self._may_come and all_ - len(self._for_good) >= self._least
+
+    def _fail_without(self, member: JobMember, how: str, now: float) -> None:
+        cause = process_name("worker", member.rank, member.start)
+        self._failure.happen(f"worker {member.rank} {how}{self._too_few('worker', member.rank)}", now, cause)
+
+    def _too_few(self, role: str, rank: int) -> str:
         """Say why the job does not go on without a worker, if it might have."""
         if role != "worker" or not self._least or not self._members.complete:
             return ""
-        left, all_ = self._left()
+        left, all_ = self._left(rank)
         return f"; {left} of {all_} workers are left, and the job needs {self._least} (--min-workers)"
 
     def end(self, lost: wire.Lost, now: float) -> None:

@@ -105,9 +105,10 @@ class Members:
         limit_s: after how many seconds of silence a member is lost.
         news: is told, line by line, what happens to members.
         spares_workers: whether the job goes on without workers that are lost, which may be started again.
+        max_workers: so many there may be with those that are added once all have joined.
 
     Attributes:
-        wanted: how many members of each role the job has.
+        wanted: how many members of each role the job has, with those that were added.
         complete: whether all have joined, and have ranks.
         present: how many have joined and have neither left nor been lost.
         lost: how many have been lost, and have not been started again.
@@ -122,8 +123,10 @@ class Members:
         replicas: int = 0,
         news: Callable[[str], object] = str,
         spares_workers: bool = False,
+        max_workers: int = 0,
     ) -> None:
         self.spares_workers = spares_workers
+        self._added = range(num_workers, max_workers)  # the ranks of workers that may be added
         self.wanted = {
             "worker": num_workers,
             "server": num_servers,
@@ -166,7 +169,10 @@ class Members:
 
     def of(self, role: str) -> list[JobMember]:
         """Return the members of ``role``, in the order of their ranks; none before they have ranks."""
-        return [self._by_rank[role, rank] for rank in range(self.wanted[role])] if self.complete else []
+        if not self.complete:
+            return []
+        ranks = range(self.wanted[role] if role != "worker" else max(self.wanted[role], self._added.stop))
+        return [self._by_rank[role, rank] for rank in ranks if (role, rank) in self._by_rank]
 
     def find(self, role: str, rank: int) -> JobMember | None:
         """Return the member of ``role`` with ``rank``; before members have ranks, the first that asked for it."""
@@ -197,7 +203,8 @@ class Members:
                 "this job has no standbys: KVSTORE_REPLICAS is 0 at the scheduler; set it alike everywhere"
             )
         before = self._predecessor(member)
-        if before is None and self._joined[member.role] >= wanted:
+        is_added = before is None and self._is_added(member)
+        if before is None and not is_added and self._joined[member.role] >= wanted:
             raise UsageError(f"the job has its {wanted} {member.role}s already")
         if member.aggregator >= self.wanted["aggregator"]:
             raise UsageError(
@@ -217,7 +224,16 @@ class Members:
         self._joined[member.role] += 1
         self.present += 1
         self._absent = None
+        if is_added:
+            self.wanted[member.role] += 1
+            self._seat(member, member.hint, 1 + member.start, now)
+            self._news(f"{member.node} has been added")
         return None
+
+    def _is_added(self, member: JobMember) -> bool:
+        """Whether ``member`` is a worker that was added: it takes a rank that nobody has had."""
+        free = member.hint in self._added and (member.role, member.hint) not in self._by_rank
+        return member.role == "worker" and self.complete and free
 
     def _predecessor(self, member: JobMember) -> JobMember | None:
         """Return the member lost from the seat that ``member`` takes; None if it takes none."""
@@ -240,14 +256,18 @@ class Members:
     def _replace(self, before: JobMember, member: JobMember, now: float) -> None:
         del self._by_nonce[before.nonce]
         self._by_nonce[member.nonce] = member
-        self._by_rank[before.role, before.rank] = member
-        member.rank, member.incarnation, member.heard = before.rank, member.start, now
-        member.state = MemberState.READY
-        self._ready[member.nonce] = member
+        self._seat(member, before.rank, before.incarnation + member.start - before.start, now)
         self._gone[member.role] -= 1
         self.present += 1
         self.lost -= before.state is MemberState.LOST
         self._news(f"{member.node} has been started again")
+
+    def _seat(self, member: JobMember, rank: int, incarnation: int, now: float) -> None:
+        """Give a rank to a process that has come while the job runs. The first incarnations are those of the start."""
+        self._by_rank[member.role, rank] = member
+        member.rank, member.incarnation, member.heard = rank, incarnation, now
+        member.state = MemberState.READY
+        self._ready[member.nonce] = member
 
     def end(self, role: str, rank: int, start: int) -> JobMember | None:
         """End ``start`` of a member that may be started again; 0 is the start that has joined.

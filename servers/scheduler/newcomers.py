@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from kvstore import wire
 from kvstore.errors import NodeLost
+from servers.names import have, name
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, refuse
 from servers.scheduler.departures import Departures
@@ -58,13 +59,19 @@ class Newcomers:
         waiting = [newcomer for newcomer, sponsor in self._sponsors.items() if sponsor == rank]
         return [answer for newcomer in waiting for answer in self._ask(newcomer)]
 
+    def of_sponsor(self, rank: int) -> wire.Newcomer | None:
+        """Return one of the newcomers that worker ``rank`` is to let in; None if there is none."""
+        return next((self._notice(newcomer) for newcomer, by in self._sponsors.items() if by == rank), None)
+
+    def _notice(self, newcomer: int) -> wire.Newcomer:
+        _, request = self._waiting[newcomer]
+        return wire.Newcomer(newcomer, request.node.incarnation, request.store, request.id)
+
     def tell(self, member: JobMember) -> None:
         """Tell a sponsor again whom to let in; a notice may have been lost with its link."""
         for newcomer, sponsor in self._sponsors.items():
             if member.role == "worker" and sponsor == member.rank and member.peer is not None:
-                _, request = self._waiting[newcomer]
-                said = wire.Newcomer(newcomer, request.node.incarnation, request.store, request.id)
-                self._send(member.peer, said)
+                self._send(member.peer, self._notice(newcomer))
 
     def explain(self, rank: int, seq: int) -> Reason:
         waits = self._waiting.get(rank)
@@ -85,3 +92,67 @@ class Newcomers:
     def _forget(self, rank: int) -> None:
         self._waiting.pop(rank, None)
         self._sponsors.pop(rank, None)
+
+
+class Shortage:
+    """Whether fewer workers than the job needs are in, since when, and who waits for more of them.
+
+    Then the sponsor of newcomers stands still before its next push, and with it all rounds. It goes on when enough are
+    in, or as far as the place where the next newcomer waits for it.
+
+    Args:
+        least: how many workers the job needs; 0 if it does not go on without lost ones.
+        patience_s: how long it waits for more.
+    """
+
+    def __init__(
+        self, members: Members, departures: Departures, newcomers: Newcomers, least: int, patience_s: float
+    ) -> None:
+        self._members, self._departures, self._newcomers = members, departures, newcomers
+        self._least, self._patience_s = least, patience_s
+        self._since: float | None = None
+        self._waiting: dict[int, tuple[bytes, wire.AwaitWorkers]] = {}  # by rank
+
+    @property
+    def left(self) -> tuple[int, int]:
+        """How many workers are in, and how many the job has."""
+        all_ = self._members.wanted["worker"]
+        return all_ - len(self._departures.lost), all_
+
+    def wait(self, peer: bytes, request: wire.AwaitWorkers) -> list[Answer]:
+        self._waiting[request.node.rank] = peer, request
+        return []
+
+    def look(self, now: float) -> list[Answer]:
+        """Take note of who is in now; return the answers to those that are to go on."""
+        # Once a worker has left in order the job comes to its end, and nobody comes any more.
+        short = self._members.complete and not self._departures.left and self.left[0] < self._least
+        self._since = None if not short else now if self._since is None else self._since
+        answers = []
+        for rank, (peer, request) in list(self._waiting.items()):
+            newcomer = self._newcomers.of_sponsor(rank)
+            if newcomer is not None or not short:
+                told = () if newcomer is None else (newcomer.rank, newcomer.incarnation, newcomer.store, newcomer.id)
+                answers.append(Answer(peer, request, wire.GoOn(request.seq, *told)))
+                del self._waiting[rank]
+        return answers
+
+    def overdue(self, now: float) -> str:
+        """Return why the job fails now, because nobody has come for too long; empty if it does not."""
+        if self._since is None or now - self._since <= self._patience_s:
+            return ""
+        lost = self._departures.lost.keys()
+        late = f"{name('worker', lost)} {have(lost)} not come back within {self._patience_s:g} s (KVSTORE_PATIENCE_S)"
+        return f"{self._text}: {late}"
+
+    def explain(self, rank: int, seq: int) -> Reason:
+        waits = self._waiting.get(rank)
+        if waits is None or waits[1].seq != seq:
+            return Reason()
+        lost = sorted(self._departures.lost)
+        return Reason(f"waits for {name('worker', lost)} to come back: {self._text}", lost)
+
+    @property
+    def _text(self) -> str:
+        left, all_ = self.left
+        return f"{left} of {all_} workers are left, and the job needs {self._least} (--min-workers)"

@@ -28,9 +28,14 @@ from servers.store.snapshot import restore, restore_table, snapshot, table_snaps
 
 
 class ServedStores:
-    """The open stores; ``recorder`` is told of each change, and is None without a standby."""
+    """The open stores; ``recorder`` is told of each change, and is None without a standby.
 
-    def __init__(self, rank: int, workers: Collection[int], memory: Memory, times: ArrivalTimes) -> None:
+    Of ``workers`` all but the first ``number`` are added while the job runs; None if none is.
+    """
+
+    def __init__(
+        self, rank: int, workers: Collection[int], memory: Memory, times: ArrivalTimes, number: int | None = None
+    ) -> None:
         self.open: dict[int, ServedStore] = {}
         self.recorder: Recorder | None = None
         self.grown = GrownTables()
@@ -39,13 +44,16 @@ class ServedStores:
         self._tracer: Tracer | None = None
         self._rank = rank
         self._workers = workers
+        self._number = len(workers) if number is None else number
         self._memory = memory
         self._times = times
         self._openers = Openers(workers)
         self._agreements: dict[int, OptimizerAgreement] = {}
         self._departed: Collection[int] = ()
         self._losses: Mapping[int, int] = {}  # by rank, the incarnation that was lost last
-        self._came: Mapping[int, int] = {}  # by rank, the incarnation that was started last, of those started again
+        # By rank, the incarnation that was started last, of those started again or added; and their public keys.
+        self._came: Mapping[int, int] = {}
+        self._keys: Mapping[int, str] = {}
         self._admitted: dict[int, int] = {}  # by rank, the incarnation that another worker has let in
         self.admits: Callable[[int, int], object] = lambda *_: None  # called before one is let in
 
@@ -69,12 +77,14 @@ class ServedStores:
         for served in list(self.open.values()):  # the heartbeat's thread may call this
             served.tracer = tracer
 
-    def depart(self, workers: Collection[int], lost: Mapping[int, int], came: Mapping[int, int]) -> list[Answer]:
+    def depart(
+        self, workers: Collection[int], lost: Mapping[int, int], came: Mapping[int, int], keys: Mapping[int, str]
+    ) -> list[Answer]:
         """Go on without ``workers``, which have left in order, and those that are ``lost``: all until now.
 
-        ``lost`` and ``came``, which were started again, are by rank, with their incarnations.
+        ``lost`` and ``came``, which were started again or added, are by rank, with their incarnations.
         """
-        self._departed, self._losses, self._came = workers, lost, came
+        self._departed, self._losses, self._came, self._keys = workers, lost, came, keys
         if self.recorder is not None:
             self.recorder.note(self._roster())
         answers = [answer for served in self.open.values() for answer in served.depart(workers, self._lost)]
@@ -90,12 +100,17 @@ class ServedStores:
         return answers + self._abandoned()
 
     def _roster(self) -> wire.Roster:
-        return wire.Roster.of(0, self._departed, self._losses, self._came)
+        return wire.Roster.of(0, self._departed, self._losses, self._came, self._keys)
 
     @property
     def _lost(self) -> Collection[int]:
-        """The workers that are lost, and those started again that nobody has let in."""
-        return [rank for rank, death in self._losses.items() if death >= self._admitted.get(rank, 1)]
+        """The workers that are lost, and those started again, or added or still to be, that nobody has let in."""
+        lost = [rank for rank, death in self._losses.items() if death >= self._admitted.get(rank, 1)]
+        if self._number < len(self._workers):
+            # A standby need not know who has let a worker in. One that has come, and is not lost, was let in.
+            seats = range(self._number, len(self._workers))
+            lost += [rank for rank in seats if rank not in {*self._admitted, *self._losses, *self._came}]
+        return lost
 
     def _admit(self, message: wire.Admit) -> list[Answer]:
         """Let a worker that was started again into the rounds of one store; in all stores it is not lost any more."""
@@ -177,7 +192,9 @@ class ServedStores:
 
     def _make(self, store: int, rule: Rule, lineage: int) -> None:
         recording = Recording(store, self.recorder, self._memory)
-        served = self.open[store] = ServedStore(rule, self._workers, self._memory, recording, self._times, lineage)
+        served = self.open[store] = ServedStore(
+            *(rule, self._workers, self._memory, recording, self._times, lineage, self._number)
+        )
         served.tracer = self._tracer
         served.tables.grown = self.grown
         if self.elastic and rule.mode == "sync":

@@ -60,6 +60,10 @@ class _OpenRound(Generic[T]):
 class Rounds(Generic[T]):
     """The rounds of one bucket.
 
+    Args:
+        stands: for how many workers the sum of a round stands if some of them are not in it, or more are in; None for
+            all ``workers``.
+
     Attributes:
         version: how many rounds are over.
         share: how many workers the last round was of.
@@ -67,16 +71,22 @@ class Rounds(Generic[T]):
     """
 
     def __init__(
-        self, workers: Collection[int], version: int = 0, quorum: int | None = None, keep: bool = False
+        self,
+        workers: Collection[int],
+        version: int = 0,
+        quorum: int | None = None,
+        keep: bool = False,
+        stands: int | None = None,
     ) -> None:
         self.version = version
         self._workers = frozenset(workers)
         self._number = len(self._workers)
+        self._stands = self._number if stands is None else stands
         # Most often all from 0 on; then one comparison tells whether ranks are workers, not thousands of look-ups.
         self._dense = not self._workers or (min(self._workers), max(self._workers)) == (0, self._number - 1)
         self._quorum = quorum
         self._keep = keep
-        self.share = self._number
+        self.share: float = self._stands
         self._left = NOBODY
         self._lost = NOBODY
         self._paused: dict[int, int] = {}  # by rank: the last round it is in
@@ -109,8 +119,8 @@ class Rounds(Generic[T]):
 
     @property
     def partial(self) -> bool:
-        """Whether rounds may be over without the contribution of a worker that has not paused."""
-        return self._quorum is not None or bool(self._lost or self._coming)
+        """Whether a round may be of fewer or more workers than it stands for, but for those that pause."""
+        return self._quorum is not None or bool(self._lost or self._coming) or self._stands != self._number
 
     @property
     def clocks(self) -> Mapping[int, int]:
@@ -129,7 +139,7 @@ class Rounds(Generic[T]):
         return len(living) + len(self._lost) < self._number or self.version >= max(living, default=0)
 
     def copy(self) -> Rounds[T]:
-        made: Rounds[T] = Rounds(self._workers, self.version, self._quorum, self._keep)
+        made: Rounds[T] = Rounds(self._workers, self.version, self._quorum, self._keep, self._stands)
         made._paused, made._coming = dict(self._paused), dict(self._coming)
         made._left, made._lost = self._left, self._lost
         made._counted = dict(self._counted)
@@ -194,9 +204,14 @@ class Rounds(Generic[T]):
         if self._quorum is not None:
             self.contributors = sorted(round_.ranks)
             self._count(round_.ranks, self.version)
-        self.share = self._number
+        self.share = self._stands
         if self._paused or self._coming:
-            self.share -= sum(last < self.version for last in self._paused.values())
+            paused, number = sum(last < self.version for last in self._paused.values()), len(round_.ranks)
+            # Those that have run out of batches add nothing, so that the others' count as before.
+            if number + paused > self._stands:
+                self.share *= number / (number + paused)
+            else:
+                self.share -= paused
             self._look()
         del self._open[self.version]
         contributions = [each for _, (_, each) in sorted(round_.contributions.items(), key=_RANK)]

@@ -59,6 +59,7 @@ class ServedStore:
         recording: tells a standby, if there is one.
         times: when pushes come; None keeps no account.
         lineage: in which its arrays are, and its tables begin; see ``kvstore.lineage``.
+        number: for how many of the workers a sum stands; None for all. See ``Rounds``.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class ServedStore:
         recording: Recording | None = None,
         times: ArrivalTimes | None = None,
         lineage: int = UNKNOWN,
+        number: int | None = None,
     ) -> None:
         rule.require_workers(len(workers))
         memory = memory or Heap()
@@ -83,6 +85,7 @@ class ServedStore:
         self.publishing = Publishing(self.recording.store, self.buckets, self.recording)
         self.values = ValueReplies(rule, self.buckets, self.updates, self.recording)
         self._workers = frozenset(workers)
+        self._number = number
         self._times = times or ArrivalTimes(max(workers, default=0) + 1)
         self.waiting = Waiting(rule, self._workers, self.buckets, self._times)
         self.grace = Grace(rule.grace) if rule.grace else None
@@ -117,7 +120,7 @@ class ServedStore:
 
     def push(self, peer: bytes, message: wire.Push) -> list[Answer]:
         """Take contributions, of one worker or several, and answer the requests that need not wait any more."""
-        if self.waiting.lost and message.node.role == "worker" and message.node.rank in self.waiting.lost:
+        if self.waiting.lost and self._is_out(message):
             return self._repeat(peer, message)
         answers = self.push_as_before(peer, message)
         if answers is not None:
@@ -162,8 +165,12 @@ class ServedStore:
                 )
         return self._answer(self.waiting.park(peer, message))
 
+    def _is_out(self, message: PushRequest) -> bool:
+        """Whether a push is of a worker that was started again or added, and that nobody has let in yet."""
+        return message.node.role == "worker" and message.node.rank in self.waiting.lost
+
     def push_rows(self, peer: bytes, message: wire.PushRows) -> list[Answer]:
-        if self.waiting.lost and message.node.role == "worker" and message.node.rank in self.waiting.lost:
+        if self.waiting.lost and self._is_out(message):
             raise UsageError(f"{message.node} pushes rows before another worker has let it in")
         answers = self.push_to_group(peer, message)
         if answers is None:
@@ -562,7 +569,7 @@ class ServedStore:
         if self.rule.mode == "async":
             made = WorkerClocks(self._workers)
         else:
-            made = Rounds(self._workers, 0, self.rule.quorum, self.rule.late == "keep")
+            made = Rounds(self._workers, 0, self.rule.quorum, self.rule.late == "keep", self._number)
         made.leave(self.waiting.departed)
         made.lose(self.waiting.lost)
         return made

@@ -15,6 +15,7 @@ from jobs import job
 from waiting import LONG, PROMPT
 
 import kvstore as kv
+from launcher import job_command
 
 # ---- a reader of a real job, which loses a server and its scheduler meanwhile, and then ends
 
@@ -291,3 +292,64 @@ def test_fit_saves_whole_checkpoints_without_worker_0(tmp_path: Path) -> None:
         assert running.output.count("epochs: 1") == 3
         assert running.output.count("left: {0: 0, 1: 10, 2: 20}, main: True") == 1
         assert "saved by 2 workers that were left of 3, but there are 3" in running.output
+
+
+# ---- workers that come back, which the others wait for, and one more
+
+
+COMING = """
+    import os
+    import signal
+    import time
+
+    import torch
+    import kvstore as kv
+
+    class Step:
+        at = 0
+
+        def state_dict(self):
+            return {"at": self.at}
+
+        def load_state_dict(self, state):
+            self.at = state["at"]
+
+    store, counts, step = kv.create("dist_sync"), kv.create("dist_sync"), Step()
+    store.set_optimizer("sgd", learning_rate=1.0)
+    weight, count = torch.zeros(3), torch.zeros(2, dtype=torch.int64)
+    store.init("weight", weight)
+    counts.init("count", count)
+    store.attach("step", step, shared=True)
+    store.on_membership(lambda members: print(f"members {members}", flush=True))
+    store.boundary()
+    came, of_three = step.at, 0
+    while not count[1]:
+        if (store.rank, came, step.at) == (1, 0, 20):
+            os.kill(os.getpid(), signal.SIGKILL)
+        count[:] = torch.tensor([1, int(of_three == 10)])  # integers are summed as they are
+        counts.pushpull("count", count, out=count)
+        store.pushpull("weight", -torch.ones(3), out=weight)
+        step.at += 1
+        of_three += int(count[0] == 3)
+        store.boundary()
+        time.sleep(0.01)
+    print(f"CAME {store.rank} {came} {step.at} {weight[0]:.0f} {store.num_workers} {store.members()}", flush=True)
+"""
+
+
+def test_below_the_least_rounds_stand_still_and_one_more_worker_counts(tmp_path: Path) -> None:
+    options = ["--min-workers", "2", "--max-workers", "3", "--restarts", "1"]
+    with job(tmp_path, COMING, servers=1, options=options) as running:
+        running.until(running.said("members [0, 1]"), "worker 1, which comes back")
+        assert "the job waits: 1 of 2 workers are left, and it needs 2 (--min-workers)" in running.output
+        assert job_command.main(["add-worker", "--job", f"{running.process.pid}"]) == 0
+        assert job_command.main(["add-worker", "--job", f"{running.process.pid}"]) == 1, "there is one already"
+        assert running.wait() == 0, running.output
+    ends = sorted(line.partition("CAME ")[2] for line in running.output.splitlines() if "CAME" in line)
+    found = [list(map(int, line.split()[:5])) for line in ends]
+    assert [line.partition("[")[2] for line in ends] == ["0, 1, 2]"] * 3
+    assert [each[0] for each in found] == [0, 1, 2]
+    assert found[0][1] == 0
+    assert 20 <= found[1][1] < 80, "the others would have been much further"
+    (last,) = {each[2] for each in found}
+    assert {(each[3], each[4]) for each in found} == {(2 * last, 2)}, "each sum stands for two"

@@ -23,6 +23,7 @@ VALUES: dict[str, Any] = {
     "host_aggregation": False,
     "replicas": 1,
     "min_workers": 1,
+    "max_workers": 3,
     "restarts": 7,
     "readers": "/r",
     "max_readers": 8,

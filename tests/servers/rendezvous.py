@@ -94,12 +94,16 @@ class Job:
         start: bool = True,
         door: Door | None = None,
         min_workers: int = 0,
+        patience_s: float = 0.0,
+        max_workers: int = 0,
     ) -> None:
         self.scheduler = Scheduler(
             *(workers, servers, LIMIT, farewell_s, door),
             num_aggregators=len(aggregated),
             replicas=replicas,
             min_workers=min_workers,
+            patience_s=patience_s,
+            max_workers=max_workers,
         )
         self.now = 1000.0
         self.workers = [Member("worker", 100 + n, n) for n in range(workers)]
@@ -170,5 +174,5 @@ class Sparing(Job):
     def __init__(self, workers: int = 3, servers: int = 1, least: int = 1, farewell_s: float = 0.0, **how: Any) -> None:
         super().__init__(workers, servers, farewell_s, min_workers=least, **how)
 
-    def lose(self, rank: int, how: str = "was killed by SIGKILL") -> list[tuple[Any, Any]]:
-        return self.handle(b"launcher", wire.Lost("worker", rank, how))
+    def lose(self, rank: int, how: str = "was killed by SIGKILL", final: bool = False) -> list[tuple[Any, Any]]:
+        return self.handle(b"launcher", wire.Lost("worker", rank, how, final=final))

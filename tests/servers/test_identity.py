@@ -110,6 +110,21 @@ def test_an_aggregator_speaks_for_its_own_workers_over_links_with_its_key():
     assert door.admitted == [b"worker", b"host"]
 
 
+def test_a_server_hears_a_worker_that_was_added_once_it_is_told_its_key(door: Door):
+    door.keys |= {b"added": "key 2"}
+    shard = Shard(0, 2, None, door, ["key 0", "key 1"], min_workers=1, max_workers=3)
+    added = Worker(2, 2)
+    opening = added.open()
+    for link in (b"added", b"other"):
+        assert said(shard, link, opening) == [], "the scheduler may be about to say who it is"
+    outbox = shard.depart(*wire.Roster(1, [], [2], [1], [2], [2], ["key 2"]).told)
+    assert outbox[0] == (b"added", wire.Ack(opening.seq))
+    assert [text_of(reply, "UsageError") for link, reply in outbox if link == b"other"] == [
+        "worker 2 joined this job with another key than that of this link"
+    ]
+    assert "is neither a worker" in text_of(said(shard, b"added", Worker(3, 2).open())[0], "UsageError")
+
+
 # ---- a scheduler
 
 

@@ -101,7 +101,7 @@ class Returning:
         store.attach("progress", progress, shared=True)
         waiting: list[tuple[list[kv.Ticket], int]] = []
         pushed = 0
-        short = store.num_workers - 1 - store.rank if self._uneven else 0
+        short = max(0, store.num_workers - 1 - store.rank) if self._uneven else 0
         while progress.step < self.rounds:
             if self._uneven and not progress.joined and progress.step >= self._last - short:
                 self._wait(store, life, waiting)
@@ -177,7 +177,7 @@ class Run:
         self._plan = plan
         tables = plan.program == "return rows"
         barriers = bool(plan.seed % 2) and not plan.uneven  # nobody inside ``join`` comes to one
-        self.program = Returning(plan.seed, plan.rounds, plan.num_workers, plan.uneven, tables, barriers)
+        self.program = Returning(plan.seed, plan.rounds, plan.seats, plan.uneven, tables, barriers)
         job = job_of(plan)
         self.program.starts = job.starts
         self.program.rest = lambda rest_s: job.world.current.wait(rest_s) if job.world.current is not None else None
@@ -212,7 +212,7 @@ class Run:
         outcome = self.outcome
         done = any(result is not None for result in outcome.results)
         start = outcome.starts[f"worker {rank}"]
-        came = start > 1 and (rank, start) not in self.program.entered
+        came = (start > 1 or rank >= self._plan.num_workers) and (rank, start) not in self.program.entered
         return self._out_of_reach(rank) or (done and came and outcome.exit_codes["scheduler"] == 0)
 
     def _out_of_reach(self, rank: int) -> bool:
@@ -227,8 +227,10 @@ class Run:
     def _count(self, part: tuple[float, ...], of_one_server: bool) -> str:
         """Say what is wrong with what has counted."""
         plan, program, workers = self._plan, self.program, self._plan.num_workers
-        factors = [1.0] if plan.mode != "sync" else [a / b for a in range(1, workers + 1) for b in range(1, a + 1)]
-        for rank in range(workers):
+        factors = [1.0]
+        if plan.mode == "sync":
+            factors = [a / b for a in range(1, workers + 1) for b in range(1, (a if a < workers else plan.seats) + 1)]
+        for rank in range(plan.seats):
             for life in range(LIVES):
                 made = program.made[rank, life]
                 own = [part[program.place(rank, life, pushed)] for pushed in range(PUSHES)]

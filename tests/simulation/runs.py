@@ -67,6 +67,7 @@ class Plan:
         reaped: whether the launcher sees at once who has ended, if that is decided here.
         returns: whether workers that die are started again, too.
         moves: servers and standbys, and after which delivery each is to be moved.
+        added: after which deliveries one more worker is started.
     """
 
     seed: int
@@ -92,6 +93,7 @@ class Plan:
     reaped: bool | None = None
     returns: bool = False
     moves: tuple[tuple[str, int], ...] = ()
+    added: tuple[int, ...] = ()
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -102,6 +104,10 @@ class Plan:
     @property
     def num_workers(self) -> int:
         return 4 if self.hosts else self.workers
+
+    @property
+    def seats(self) -> int:
+        return self.num_workers + len(self.added)
 
     @classmethod
     def of(cls, seed: int) -> Plan:
@@ -156,6 +162,7 @@ def job_of(plan: Plan) -> SimulatedJob:
         heartbeat_s=plan.limit_s / 10,
         heartbeat_timeout_s=plan.limit_s,
         min_workers=plan.least,
+        **({"max_workers": plan.seats} if plan.added else {}),
     )
 
 
@@ -182,6 +189,8 @@ def carry_out_in(job: SimulatedJob, plan: Plan, training: Any) -> Outcome:
         due[at].append(partial(job.kill, member))
     for member, at in plan.moves:
         due[at].append(partial(job.launcher.move, member))
+    for rank, at in enumerate(plan.added, plan.num_workers):
+        due[at].append(partial(job.launcher.start_again, f"worker {rank}"))
     if plan.pause is not None:
         due[plan.pause[1]].append(partial(_pause, job, plan.pause[0], plan.pause[2]))
     for one, other, at, last_s in plan.partings:

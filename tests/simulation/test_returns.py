@@ -42,6 +42,26 @@ def test_runs_by_seeds_are_exact_or_rightly_loud() -> None:
     assert came >= 3
 
 
+@pytest.mark.parametrize("mode", ["sync", "ssp"])
+def test_below_the_least_rounds_stand_still_until_it_has_come_back(mode: str) -> None:
+    """Without that the others would be done before it comes."""
+    for rank, at in ((0, 76), (1, 99), (2, 122)):
+        plan = replace(BASE, mode=mode, least=3, start_s=5.0, crashes=((f"worker {rank}", at),))
+        assert require(plan, "exact") == 1
+
+
+@pytest.mark.parametrize("mode", ["sync", "ssp", "drop"])
+def test_workers_are_added_while_others_die(mode: str) -> None:
+    """A sum stands for as many as there were at the start: ``Run`` adds up what has counted in each round."""
+    plan = replace(BASE, mode=mode, added=(60, 85))
+    crashes = ((), (("worker 1", 90),), (("worker 3", 120),))
+    plans = [replace(plan, crashes=each) for each in crashes]
+    plans += [replace(plan, replicas=1), replace(plan, uneven=mode == "sync")]
+    runs = [Run(each) for each in plans]
+    assert [run.verdict for run in runs] == ["exact"] * len(runs)
+    assert all({3, 4} & {rank for rank, _ in run.program.entered} for run in runs)
+
+
 # ---- what is broken is found
 
 

@@ -15,6 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, TensorDataset
 import kvstore as kv
 from kvstore import Mismatch, UnknownName, UsageError
 from workers import SplitBatchSampler, SplitSampler
+from workers.common.stores import part_of
 
 splits = st.tuples(st.integers(0, 40), st.integers(1, 6))
 
@@ -364,3 +365,9 @@ def test_a_look_in_the_middle_of_a_loop_is_not_taken_for_the_position() -> None:
         sampler.state_dict()
     next(reading)
     assert sampler.state_dict()["taken"] == 9
+
+
+def test_a_worker_that_was_added_has_no_part():
+    assert part_of(2, 1) == (2, 1)
+    with pytest.raises(UsageError, match=r"worker 2 was added to this job .*its first 2 workers .*ElasticSampler"):
+        part_of(2, 2)

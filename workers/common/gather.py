@@ -89,7 +89,7 @@ class Gather:
         return float(sum(theirs) / len(theirs))
 
     def _table(self) -> torch.Tensor:
-        return torch.zeros(self._store.num_workers, self._width, dtype=torch.int64, device="cpu")
+        return torch.zeros(self._store.max_workers, self._width, dtype=torch.int64, device="cpu")
 
 
 def require_sums(kind: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import kvstore as kv
 from kvstore import KVStore
+from kvstore.errors import UsageError
 from kvstore.job.config import Config
 from kvstore.store.maker import BY_THE_PROGRAM, COUNTED, made_by
 from kvstore.store.registry import Builtin, find
@@ -22,6 +23,20 @@ def store_type(kvstore: KVStore | str) -> str:
     if name.lower() != AUTO:
         return name
     return "dist_sync" if Config.from_env().in_job else "device"
+
+
+def part_of(num_workers: int, rank: int) -> tuple[int, int]:
+    """Return how many parts data has, and which of them is this worker's.
+
+    Raises:
+        UsageError: this worker was added while the job ran.
+    """
+    if rank >= num_workers:
+        raise UsageError(
+            f"worker {rank} was added to this job (--max-workers), and its first {num_workers} workers have all parts "
+            "of the data: let workers.ElasticSampler share it out, or leave it as it is (split=False)"
+        )
+    return num_workers, rank
 
 
 def updates_each_push(kind: str) -> bool:

@@ -33,6 +33,7 @@ from torch.utils.data import (
 
 from kvstore import Mismatch, UsageError
 from workers.common.run_log import log_line
+from workers.common.stores import part_of
 from workers.common.torch_internals import index_sampler, with_samplers
 from workers.embedding.prefetching import Lookahead
 from workers.fitting import randomness
@@ -137,6 +138,7 @@ def divide(
     if reason or order is None:
         _log(f"is left as it is: {reason}", what, loader, _items(loader), reducer, rank, num_workers)
         return Divided(data, None)
+    part_of(num_workers, rank)
     sampler = index_sampler(loader) if _given_batches(loader) else loader.sampler
     if parts := _parts_of(sampler):
         raise UsageError(

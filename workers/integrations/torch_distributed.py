@@ -90,6 +90,8 @@ class StoreGroup(dist.ProcessGroup):
     """All workers of ``store``, which is synchronous, without optimizer, and for this alone."""
 
     def __init__(self, store: KVStore) -> None:
+        if store.rank >= store.num_workers:
+            raise Unsupported("a worker that was added (--max-workers) is in no process group: these do not grow")
         super().__init__(store.rank, store.num_workers)  # type: ignore[call-arg]
         self._store = store
         self.keys: set[str] = set()

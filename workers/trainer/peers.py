@@ -72,7 +72,7 @@ class Peers:
     def most(self, number: int) -> int:
         if self._store is None or self.alone:
             return number
-        numbers = torch.zeros(self._store.num_workers, dtype=torch.int64, device="cpu")
+        numbers = torch.zeros(self._store.max_workers, dtype=torch.int64, device="cpu")
         numbers[self._store.rank] = number
         self._sum({"most": [numbers]})
         return int(numbers.max())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,11 +61,14 @@ class Side:
                 return wire.Entered(request.seq, *told, entered.state)
             if isinstance(request, wire.Admitted):
                 self.meanwhile()
+            if isinstance(request, wire.AwaitWorkers):
+                return replace(self.go_on.pop(0), seq=request.seq)
             return wire.Ack(request.seq)
 
+        self.go_on: list[wire.GoOn] = []  # what the scheduler answers below the least
         self.meanwhile: Callable[[], object] = lambda: None  # happens while the scheduler is told
         self.session: Any = PlayedSession(answer=answer)
-        self.session.newcomer, self.session.to_admit = newcomer, {}
+        self.session.newcomer, self.session.to_admit, self.session.short = newcomer, {}, False
         self.made = Newcomers(self.session)
         self.rule = Rule(mode)
         self.requests = Requests(self.session, 1, self.rule, WaitLimits(1.0, 1.0))
@@ -260,3 +264,40 @@ def test_of_several_stores_each_has_its_own_clocks() -> None:
 
 def test_where_a_job_ends_with_a_worker_nothing_of_this_is_made() -> None:
     assert newcomers(PlayedSession()) is None  # type: ignore[arg-type]
+
+
+def test_below_the_least_it_stands_still_before_a_push_until_one_waits_elsewhere_or_enough_are_in() -> None:
+    side = sponsor()
+    side.session.short = True
+    here, elsewhere = wire.GoOn(0, 1, 2, 7, 0), wire.GoOn(0, 1, 3, 7, 2)
+    side.go_on = [here, elsewhere]
+    assert kinds(side.push(0)) == ["AwaitWorkers", "Admit", "Admit", "Admitted", "AwaitWorkers"]
+    assert kinds(side.push(0)) == [], "it goes on to where the newcomer waits"
+    side.go_on = [wire.GoOn(0)]
+    assert kinds(side.push(1)) == ["Admit", "Admit", "Admitted", "AwaitWorkers"]
+    side.session.short = False
+    assert kinds(side.push(0)) == []
+
+
+def kinds(said: list[tuple[bytes, Any]]) -> list[str]:
+    return [type(message).__name__ for _, message in said]
+
+
+def test_who_wants_to_hear_of_members_does_so_between_two_steps() -> None:
+    side, heard = sponsor(), []
+    side.session.members = [0, 1]
+    side.made.boundary(side.part, None)
+    side.made.call(side.part, heard.append)
+    side.session.members = [0]
+    side.push(0)
+    assert heard == []
+    side.made.boundary(side.part, None)
+    side.made.boundary(side.part, None)
+    assert heard == [[0]]
+    side.session.members = [0, 1, 2]
+    side.made.boundary(side.part, None)
+    assert heard == [[0], [0, 1, 2]]
+    side.made.remove(side.part)
+    side.session.members = [0]
+    side.made.boundary(side.part, None)
+    assert len(heard) == 2

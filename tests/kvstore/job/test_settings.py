@@ -365,6 +365,7 @@ def test_each_member_has_keys_of_its_own() -> None:
 def test_all_that_is_computed_is_known() -> None:
     contract = replace(CONTRACT, cluster="ssh", root_fd=5, keyring=Keyring.random(members(3, 2), readers=True))
     contract = replace(contract, aggregated=[[0, 1]], replicas=1, scheduler_log="/run/j/log", readers=4, min_workers=2)
+    contract = replace(contract, max_workers=5)
     again = {"KVSTORE_START", "KVSTORE_LOST"}  # of a process that is started again
     schedulers = {"KVSTORE_ROOT_FD", "KVSTORE_SCHEDULER_LOG", "KVSTORE_READERS", "KVSTORE_READER_KEY"}
     schedulers.add("KVSTORE_OBSERVER_KEY")
@@ -372,7 +373,7 @@ def test_all_that_is_computed_is_known() -> None:
     assert COMPUTED - set(contract.variables("worker", 0)) == schedulers | again
     absent = {"DMLC_JOB_CLUSTER", "KVSTORE_ROOT_FD", "KVSTORE_NUM_AGGREGATORS", "KVSTORE_AGGREGATOR", *KEYS}
     absent |= {"KVSTORE_REPLICAS", "KVSTORE_SCHEDULER_LOG", "KVSTORE_READERS", "KVSTORE_READER_KEY"} | again
-    absent |= {"KVSTORE_OBSERVER_KEY", "KVSTORE_MIN_WORKERS"}
+    absent |= {"KVSTORE_OBSERVER_KEY", "KVSTORE_MIN_WORKERS", "KVSTORE_MAX_WORKERS"}
     assert COMPUTED - set(CONTRACT.variables("worker", 0)) == absent
 
 

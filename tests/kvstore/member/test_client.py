@@ -473,3 +473,13 @@ def test_wait_all_shares_one_deadline_and_leaves_errors_to_the_tickets():
     with pytest.raises(DeadlineExceeded, match="y is not done"):
         client.wait_all([failed, late], 4.0)
     assert transport.now - began == 4.0 + client_module.EXPLAIN_S
+
+
+def test_one_that_was_given_up_ends_because_of_itself_and_of_nobody_else():
+    client, a, _ = client_of(
+        Played(lambda _, request: [wire.Failure(request.seq, "NodeLost", f"{client.node} {wire.GIVEN_UP}")])
+    )
+    client.links.process = "start 2 of worker 1"
+    with pytest.raises(NodeLost, match="given up") as caught:
+        client.call(a, "asking", wire.Census)
+    assert caught.value.cause == "start 2 of worker 1"

@@ -27,7 +27,7 @@ from kvstore.job.contract import Member
 from kvstore.wire import Message
 from launcher.agents import remote_run as agents
 from launcher.agents import remote_run as agents_run
-from launcher.agents.fleet import Carrier, RemoteAgent
+from launcher.agents.fleet import Carrier, Fleet, RemoteAgent
 from launcher.agents.links import protocol as p
 from launcher.agents.links.link import ENLIST, AgentTicket
 from launcher.agents.manager import ManagerRecruiter, deal
@@ -283,6 +283,24 @@ def test_the_scheduler_runs_here_and_all_others_where_their_agents_are(remotes: 
     assert [task.env["DMLC_NODE_HOST"] for task in others] == ["10.0.0.10", "10.0.0.11", "10.0.0.10"]
     assert [task.env.get("S") for task in others] == ["1", None, None]
     assert {task.env["KVSTORE_ENCRYPTION"] for task in placed.tasks} == {"0"}
+
+
+def test_one_more_worker_runs_where_it_is_to_or_where_the_fewest_are(remotes: list[RemoteAgent]) -> None:
+    placed = placed_tasks(remotes)
+    starts = {remote: placed.start(remote, "/here", 12.5) for remote in remotes}
+    fleet = Fleet(remotes, starts, 12.5, None, lambda *where: placed.add(*where, starts[where[-1]]))
+    a, b = remotes
+    b.members.append(("worker", 9))
+    for index, rank, host in ((4, 2, ""), (5, 3, ""), (6, 4, "a")):
+        task = fleet.more(index, rank, host)
+        assert task is not None
+        assert (task.name, task.host, task.env["KVSTORE_LOCAL_RANK"]) == (f"worker {rank}", "a", f"{rank - 1}")
+        assert index in a.indices
+    assert fleet.more(7, 5, "nowhere") is None
+    assert Fleet(remotes, starts, 12.5).more(7, 5) is None
+    told, start = placed.add(7, 5, b, starts[b])
+    assert [(index, role, rank, size) for index, role, rank, size, _ in start.tasks] == [(7, "worker", 5, 3)]
+    assert told.host == "b"
 
 
 def test_an_agent_is_told_its_own_tasks_and_their_places_on_its_host(remotes: list[RemoteAgent]) -> None:

@@ -515,3 +515,14 @@ def test_no_more_workers_can_be_needed_than_there_are(least: int) -> None:
     with pytest.raises(LaunchError, match=f"--min-workers {least}: the job has 3 workers .*valid: 1 to 3, or 0"):
         Job(3, 1, ("x",), cluster=Cluster(min_workers=least))
     assert Job(3, 1, ("x",), cluster=Cluster(min_workers=3)).cluster.min_workers == 3
+
+
+@pytest.mark.parametrize(
+    ("workers", "least", "most", "why"), [(1, 1, 3, "must be 2"), (3, 1, 2, "valid: 3"), (2, 0, 3, "needs --min")]
+)
+def test_workers_are_added_to_a_job_of_several_that_goes_on_without_some(
+    workers: int, least: int, most: int, why: str
+) -> None:
+    with pytest.raises(LaunchError, match=f"--max-workers {most}.*{why}"):
+        Job(workers, 1, ("x",), cluster=Cluster(min_workers=least, max_workers=most)).check_max_workers()
+    Job(2, 1, ("x",), cluster=Cluster(min_workers=1, max_workers=2)).check_max_workers()

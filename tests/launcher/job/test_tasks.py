@@ -110,6 +110,7 @@ def test_a_contract_holds_what_is_reserved_and_nothing_of_the_caller() -> None:
     )
     others = {AGENT, "KVSTORE_EXIT_REPORT", "KVSTORE_NUM_AGGREGATORS", "KVSTORE_AGGREGATOR", "KVSTORE_REPLICAS"}
     others |= {"KVSTORE_START", "KVSTORE_LOST", "KVSTORE_INJECT", "KVSTORE_READERS", "KVSTORE_MIN_WORKERS"}
+    others |= {"KVSTORE_MAX_WORKERS"}
     assert set(at.contract(job()).variables("scheduler", 0)) == RESERVED - others
     assert set(at.contract(job()).variables("worker", 0)) == RESERVED - others - {
         "KVSTORE_ROOT_FD",

@@ -501,6 +501,16 @@ def test_one_too_many_fails_the_job_by_its_name() -> None:
     assert run.over_with == 128 + 11
 
 
+def test_below_the_least_the_job_waits_for_those_that_are_started_again() -> None:
+    run = sparing(least=2, restarts=1)
+    run.now += 60
+    assert run.exit(WORKER_0, signum=9) == [Lose(WORKER_0, "was killed by SIGKILL", 1, False)]
+    run.now += 60
+    assert [type(action) for action in run.tick()] == [Restart]
+    actions = run.exit(WORKER_0, signum=9)
+    assert actions == [Tell(WORKER_0, "was killed by SIGKILL; 1 of 2 workers are left, and --min-workers is 2")]
+
+
 def test_one_that_was_given_up_and_comes_back_has_not_failed_the_job() -> None:
     run = sparing()
     own = ExitReport("worker 0 was given up", consequence=True, cause="start 1 of worker 0")

@@ -42,8 +42,6 @@ def test_servers_with_standbys_may_die_and_the_scheduler_if_it_is_started_again(
     assert survivable(job(restarts=3)) == {"scheduler"}
     made = Restarts.of(job(replicas=1), TASKS)
     assert [made.survivable(index) for index in range(3)] == [True, True, True]
-    assert made.any
-    assert not Restarts.of(job(), TASKS).any
     assert [job().restarts, job(replicas=1).restarts, job(replicas=1, restarts=0).restarts] == [0, RESTARTS, 0]
 
 
@@ -133,24 +131,25 @@ def test_one_that_ends_by_its_own_error_again_and_again_is_given_up(how: Exit, l
 WORKERS = [*TASKS, *(Task("worker", rank, ("x",), {}) for rank in range(3))]
 
 
+def dead(made: Restarts, *workers: int) -> list[bool]:
+    """Whether enough are left after the death of each of these."""
+    return [made.dies(index, KILLED, 60.0).start > 0 and made.enough(0) for index in workers]
+
+
 def test_workers_may_die_as_long_as_enough_are_left() -> None:
     made = Restarts(WORKERS, frozenset(), 0, min_workers=1)
-    assert made.any
-    assert [made.spares(index) for index in (SERVER, STANDBY, SCHEDULER)] == [False] * 3
-    assert [made.spares(index) for index in (3, 4, 5)] == [True, True, False]
+    assert [made.spares(index) for index in (SERVER, STANDBY, SCHEDULER, 3)] == [False] * 3 + [True]
+    assert dead(made, 3, 4, 5) == [True, True, False]
+    assert made.enough(1)
 
 
 def test_without_a_least_no_worker_may_die() -> None:
-    made = Restarts(WORKERS, frozenset(), 0)
-    assert not made.any
-    assert not made.spares(3)
-    assert not Restarts(WORKERS, frozenset(), 0, min_workers=3).any
+    assert not Restarts(WORKERS, frozenset(), 0).spares(3)
 
 
 def test_the_least_is_that_of_the_job() -> None:
     three = Job(3, 1, ("x",), cluster=Cluster(min_workers=2))
-    made = Restarts.of(three, WORKERS)
-    assert [made.spares(index) for index in (3, 4)] == [True, False]
+    assert dead(Restarts.of(three, WORKERS), 3, 4) == [True, False]
 
 
 def test_a_worker_that_is_started_again_is_left_again() -> None:
@@ -159,13 +158,11 @@ def test_a_worker_that_is_started_again_is_left_again() -> None:
     for index in range(len(WORKERS)):
         made.begins(index, 0.0)
     for now in (60.0, 120.0):
-        assert made.spares(3)
         assert made.dies(3, KILLED, now) == (now / 60, now + TAKEOVER_S, "")
         assert not made.too_few(3)
         made.begins(3, now)
     assert made.start(3) == 3
-    assert made.spares(4)
-    assert not made.spares(3), "worker 1 is not there yet"
+    assert dead(made, 4, 3) == [True, False], "worker 1 is not there yet"
     assert made.too_few(3) == "; 1 of 3 workers are left, and --min-workers is 2"
 
 
@@ -175,6 +172,7 @@ def test_a_worker_has_no_standby_to_lose_and_servers_count_for_no_worker() -> No
         made.begins(index, 0.0)
     made.dies(SERVER, KILLED, 60.0)
     made.begins(SERVER, 60.0)
-    assert [made.spares(index) for index in (3, 4)] == [True, False]
     assert made.dies(3, KILLED, 60.0).text == "all 1 restarts are used up (--restarts)"
+    assert made.enough(0)
+    assert dead(made, 4) == [False]
     assert not Restarts(WORKERS, frozenset(), 0, min_workers=2).limited

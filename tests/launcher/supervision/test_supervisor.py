@@ -374,9 +374,13 @@ ENV = {"DMLC_PS_ROOT_URI": "ipc:///nowhere/scheduler"}
 
 def test_the_scheduler_is_told_who_has_ended_and_how(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(module, "tell", lambda *words: told.append(words))
-    report(Task("server", 1, ("x",), ENV), "exited with code 7")
-    assert told == [(ENV, "server", 1, "exited with code 7")]
+    monkeypatch.setattr(module, "tell", lambda *words, final: told.append((*words, final)))
+    for role in ("server", "worker"):
+        report(Task(role, 1, ("x",), ENV), "exited with code 7")
+    assert told == [
+        (ENV, "server", 1, "exited with code 7", False),
+        (ENV, "worker", 1, "exited with code 7", True),
+    ], "the job fails without this worker, though others may come back"
 
 
 def test_or_who_has_died_while_the_job_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -494,3 +498,57 @@ def test_what_was_ignored_at_the_start_stays_ignored(ignored: signal.Signals) ->
             assert signal.getsignal(ignored) is signal.SIG_IGN
     finally:
         signal.signal(ignored, before)
+
+
+# ---- workers that are added
+
+
+class Caller:
+    """Somebody who has given an order, and how it has ended."""
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[int, str]] = []
+
+    def end(self, code: int, text: str) -> None:
+        self.ends.append((code, text))
+
+
+def test_workers_are_added_up_to_the_most_and_dead_ones_are_started_again(told: Told) -> None:
+    class Growing(Played):
+        def more(self, index: int, rank: int, host: str = "") -> Task | None:
+            return Task("worker", rank, ("x",), {})
+
+        def take(self, index: int, task: Task) -> None:
+            self.running.add(index)
+
+        def hosts(self) -> list[str]:
+            return []
+
+    tasks, caller, crew = list(TASKS), Caller(), Growing()
+    restarts = Restarts(tasks, frozenset(), 0, min_workers=1, max_workers=2)
+
+    def order(**words: str) -> tuple[int, str]:
+        supervisor.take_order(words, caller)  # type: ignore[arg-type]
+        return caller.ends[-1]
+
+    with SignalQueue() as signals:
+        how: dict[str, Any] = {"environ": {}, "limits": HASTE, "outlet": told.outlet, "on_loss": told.on_loss}
+        supervisor = Supervisor(tasks, [crew], signals, told.on_failure, restarts=restarts, **how)  # type: ignore[list-item]
+        supervisor.start()
+        assert order(add="worker") == (0, "worker 1 has been started; one of the others lets it in")
+        assert (len(tasks), crew.running) == (4, {0, 1, 2, 3})
+        assert order(add="worker") == (1, "the job has had 2 workers, and --max-workers is 2")
+        assert order(add="server")[0] == 2
+        assert order(add="worker", to="node9") == (
+            2,
+            "the job has no host 'node9' to start processes on; all of its processes run on one machine",
+        )
+        crew.end(2, Exit(signum=signal.SIGKILL))
+        assert told.losses == [("worker 0", Lose(2, "was killed by SIGKILL", 1, True))]
+        assert order(add="worker") == (0, "worker 0 has been started; one of the others lets it in")
+        assert [index for index, _ in crew.restarted] == [2]
+        for index in (2, 3, 0, 1):
+            crew.end(index, Exit())
+        assert supervisor.run() == 0
+        assert order(add="worker") == (1, "the job is ending")
+        supervisor.close()

@@ -448,7 +448,9 @@ class Losing:
         links = ReplyLinks(Door({b"launcher": "root", b"worker 1": "key 1"}))
         self.without: list[int] = []
         self.failure = JobFailure(members, tell, lambda now, line: None)
-        self.losses = Losses(members, links, Failover(members, tell), "root", self.failure, 0, self.without.append)
+        self.losses = Losses(
+            *(members, links, Failover(members, tell), "root", self.failure, 0, self.without.append), Departures(0.0)
+        )
 
 
 def test_reports_fail_the_job_by_name_and_only_the_launcher_may_report():

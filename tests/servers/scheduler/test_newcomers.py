@@ -27,12 +27,28 @@ def admitted(sponsor: Member, newcomer: Member, passed: tuple[int, int] = (0, 0)
     )
 
 
+PATIENCE = 60.0
+
+
 class Returning(Sparing):
-    """A job in which workers come back.
+    """A job in which workers come back. Below the least it waits for them.
 
     Attributes:
         told: what everybody has been told since ``forget``.
     """
+
+    def __init__(self, workers: int = 3, servers: int = 1, least: int = 1, **how: Any) -> None:
+        super().__init__(workers, servers, least, patience_s=PATIENCE, **how)
+
+    def pass_time(self, seconds: float, *silent: int) -> list[tuple[Any, Any]]:
+        """Let time pass in which all but some workers are heard; return what everybody is told at its end."""
+        end, told = self.now + seconds, []
+        while self.now < end:
+            self.now = min(end, self.now + LIMIT / 4)
+            for each in (*self.servers, *(each for rank, each in enumerate(self.workers) if rank not in silent)):
+                self.beat(each)
+            told = self.named(self.scheduler.tick(self.now))
+        return told
 
     def again(self, rank: int) -> Member:
         """Start a lost worker again, and let it join."""
@@ -124,9 +140,14 @@ def test_one_that_has_come_counts_among_those_that_are_left() -> None:
     job = Returning(3, least=2)
     job.back(2)
     job.lose(1)
+    assert job.scheduler.failure is None, "worker 2 may be let in"
+    job.lose(1, final=True)
     assert job.scheduler.failure is None
-    job.lose(2)
-    assert "1 of 3 workers are left" in str(job.scheduler.failure)
+    job.lose(2, final=True)
+    assert job.scheduler.failure == (
+        "worker 2 was killed by SIGKILL; 1 of 3 workers are left, and the job needs 2 (--min-workers)"
+    )
+    assert job.scheduler.cause == "start 2 of worker 2"
 
 
 def test_no_seat_is_taken_twice_nor_by_another_key_nor_where_workers_are_not_spared() -> None:
@@ -228,11 +249,72 @@ def test_two_whose_sponsor_dies_come_anew_both() -> None:
     assert job.scheduler.lost_workers == {0, 2, 3}
 
 
-def test_below_the_least_the_job_fails_with_its_sponsor() -> None:
+def await_workers(member: Member) -> wire.AwaitWorkers:
+    return wire.AwaitWorkers(member.me())
+
+
+def test_below_the_least_the_sponsor_stands_still_until_one_waits_for_it_or_enough_are_in() -> None:
+    job = Returning(3, least=3)
+    w0, w1, _ = job.workers
+    job.lose(2)
+    assert job.scheduler.take_news() == [
+        "worker 2 was killed by SIGKILL; the job waits: 2 of 3 workers are left, and it needs 3 (--min-workers)"
+    ]
+    asked = await_workers(w0)
+    assert job.say(w0, asked) == []
+    said = job.reply(w0, w0.explain(asked.seq))
+    assert said.missing == [2]
+    assert said.text == (
+        "waits for worker 2 to come back: 2 of 3 workers are left, and the job needs 3 (--min-workers)"
+    )
+    member = job.again(2)
+    assert not news_of(job.told, wire.GoOn), "its program has not come so far"
+    told = job.say(member, enter(member, 0, 7))
+    assert news_of(told, wire.GoOn) == [(w0, wire.GoOn(asked.seq, 2, 2, 0, 7))]
+    again = await_workers(w0)
+    assert job.reply(w0, again) == wire.GoOn(again.seq, 2, 2, 0, 7), "it waits at another place than this"
+    waits = await_workers(w1)
+    assert job.say(w1, waits) == []
+    told = job.say(w0, admitted(w0, member))
+    assert news_of(told, wire.GoOn) == [(w1, wire.GoOn(waits.seq))]
+    later = await_workers(w0)
+    assert job.reply(w0, later) == wire.GoOn(later.seq), "enough are in"
+    assert job.pass_time(2 * PATIENCE) == []
+    assert job.scheduler.failure is None
+
+
+def test_when_nobody_has_come_until_the_patience_ends_the_job_fails_and_names_who_is_missing() -> None:
+    job = Returning(3, least=2)
+    job.lose(2)
+    job.lose(1)
+    job.pass_time(PATIENCE, 1, 2)
+    assert job.scheduler.failure is None
+    told = job.pass_time(LIMIT / 4, 1, 2)
+    text = (
+        "1 of 3 workers are left, and the job needs 2 (--min-workers): worker 1, worker 2 have not come back within "
+        "60 s (KVSTORE_PATIENCE_S)"
+    )
+    assert {said.text for _, said in news_of(told, wire.JobFailed)} == {text}
+    assert job.scheduler.cause == "start 1 of worker 1"
+
+
+def test_at_the_end_of_a_job_nobody_is_waited_for() -> None:
+    job = Returning(3, least=3)
+    w0, w1, _ = job.workers
+    job.lose(2)
+    asked = await_workers(w1)
+    job.say(w1, asked)
+    assert news_of(job.say(w0, w0.leave()), wire.GoOn) == [(w1, wire.GoOn(asked.seq))]
+    job.pass_time(2 * PATIENCE, 0, 2)
+    assert job.scheduler.failure is None
+
+
+def test_one_whose_sponsor_dies_below_the_least_has_another_chance() -> None:
     job = Returning(3, least=2)
     job.waits(2)
     job.lose(0)
-    assert job.scheduler.failure == "worker 2 was about to be let in by worker 0, which is lost"
+    assert job.scheduler.failure is None
+    assert job.scheduler.lost_workers == {0, 2}
 
 
 def test_one_whose_sponsor_leaves_in_order_has_another_and_at_last_nobody() -> None:
@@ -499,3 +581,46 @@ def test_a_successor_goes_on_at_any_place(when: int) -> None:
     for member, barrier in barriers:
         say(member, barrier)
     assert [said for said in heard if isinstance(said, wire.Ack)][-3:] == [wire.Ack(each.seq) for _, each in barriers]
+
+
+# ---- workers that are added
+
+
+def test_one_that_is_added_is_lost_until_it_is_let_in_and_is_known_by_its_key() -> None:
+    job = Returning(2, max_workers=3, door=Door({b"link of worker 300": "three", b"heartbeat of worker 300": "three"}))
+    (w0, w1), added = job.workers, Member("worker", 300, 2)
+    job.gone.append(added)
+    ((_, welcome), *told) = job.say(added, added.join())
+    assert (welcome.rank, welcome.incarnation, welcome.num_workers) == (2, 2, 2)
+    added.rank, added.incarnation = 2, 2
+    (server,) = job.servers
+    assert (server, wire.Roster(1, [], [2], [1], [2], [2], ["three"])) in told
+    assert job.scheduler.take_news() == ["worker 2 has been added, and is to be let in"]
+    job.beat(added)
+    first = w0.barrier()
+    job.say(w0, first)
+    assert news_of(job.say(w1, w1.barrier()), wire.Ack) != [], "nobody waits for it"
+    told = job.say(added, enter(added))
+    assert news_of(told, wire.Newcomer) == [(w0, wire.Newcomer(2, 2, 0, 7))]
+    told = job.say(w0, wire.Admitted(w0.me(), 2, 2, [0], [1], [0], [2], [5, 6], [3, 4], "s"))
+    assert len(news_of(told, wire.Entered)) == 1
+    for worker in (w0, w1):
+        assert job.say(worker, worker.barrier(2)) == []
+    assert len(news_of(job.say(added, added.barrier(2)), wire.Ack)) == 3
+    another = Member("worker", 301, 3)
+    assert "the job has its 3 workers already" in text_of(_answer(job, another), "UsageError")
+    job.handle(b"launcher", wire.Lost("worker", 2, "was killed", 1, False))
+    assert job.scheduler.take_news() == ["worker 2 was killed; the job goes on with 2 of 3 workers"]
+    assert job.scheduler.lost_workers == {2}
+    for worker in (w0, w1):
+        told = job.say(worker, worker.leave())
+    assert news_of(told, wire.Stop), "the job is over without it"
+
+
+def test_no_worker_is_added_before_the_job_has_begun_nor_beyond_the_most() -> None:
+    job = Returning(2, max_workers=3, start=False)
+    added = Member("worker", 300, 2)
+    job.say(job.workers[0], job.workers[0].join())
+    assert job.say(added, added.join()) == [], "it may be worker 1: all but its rank says so"
+    fixed = Returning(2)
+    assert "has its 2 workers already" in text_of(_answer(fixed, Member("worker", 300, 2)), "UsageError")

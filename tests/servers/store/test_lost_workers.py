@@ -242,7 +242,7 @@ def test_what_comes_of_it_from_then_on_is_refused_and_its_links_are_ended() -> N
     desk.shard.depart([], {1: 1})
     assert door.refused == [w1.peer]
     (reply,) = desk.ask(w1, push).values()
-    assert text_of(reply, "UsageError") == "worker 1 was given up, and the job goes on without it"
+    assert text_of(reply, "NodeLost") == "worker 1 was given up, and the job goes on without it"
     assert desk.shard.handle(b"another link", wire.Here(w1.node)) == []
     assert b"another link" not in door.admitted
     assert desk.reply(w0, w0.push({1: floats(1)}, want=True)) is not None
@@ -381,7 +381,7 @@ def test_one_that_is_made_after_a_loss_knows_of_it() -> None:
         standby.apply(wire.decode([bytearray(frame) for frame in wire.encode(message)]))
     assert state(standby) == state(desk.shard)
     desk.shard = standby
-    assert "given up" in text_of(desk.reply(w2, w2.push({1: floats(1)})), "UsageError")
+    assert "given up" in text_of(desk.reply(w2, w2.push({1: floats(1)})), "NodeLost")
     for worker in (w0, w1):
         desk.ask(worker, worker.push({1: floats(2)}))
     assert desk.value(1, 1).tolist() == [6]
@@ -397,7 +397,7 @@ def test_one_that_follows_does_what_its_primary_has_done() -> None:
     assert pair.value(1, 2).tolist() == [-18]
     pair.require_same()
     pair.take_over()
-    assert "given up" in text_of(pair.reply(w2, w2.push({1: floats(1)}, 2)), "UsageError")
+    assert "given up" in text_of(pair.reply(w2, w2.push({1: floats(1)}, 2)), "NodeLost")
     for worker in (w0, w1):
         pair.ask(worker, worker.push({1: floats(2)}, 3))
     assert pair.value(1, 3).tolist() == [-24]

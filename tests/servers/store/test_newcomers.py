@@ -389,7 +389,7 @@ def test_whoever_waited_for_the_seat_alone_is_answered_when_it_is_let_in() -> No
     back.told(lost=1, came=2)
     assert push(desk, 2, w0, w1) == []
     assert push(desk, 2, back.again) == [0, 1, 2]
-    assert "given up" in text_of(desk.reply(w2, w2.push({1: floats(1)}, 3)), "UsageError")
+    assert "given up" in text_of(desk.reply(w2, w2.push({1: floats(1)}, 3)), "NodeLost")
 
 
 def test_once_its_successor_is_in_nothing_comes_of_the_dead_process_any_more() -> None:
@@ -397,7 +397,7 @@ def test_once_its_successor_is_in_nothing_comes_of_the_dead_process_any_more() -
     desk, w0, w1, w2 = desk_of().and_workers()
     back = Returning(desk)
     back.let_in({1: 0})
-    assert text_of(desk.reply(w2, w2.push({1: floats(100)})), "UsageError")
+    assert text_of(desk.reply(w2, w2.push({1: floats(100)})), "NodeLost")
     back.told(lost=1, came=2)
     assert push(desk, 1, w0, w1, back.again) == [0, 1, 2]
     assert desk.value(1, 1).tolist() == [-3]
@@ -466,7 +466,7 @@ def test_one_that_dies_before_it_is_let_in_stays_out_whatever_comes_first(first:
     for step in steps if first else reversed(steps):
         step()
     assert push(desk, 1, w0, w1) == [0, 1]
-    assert "given up" in text_of(desk.reply(back.again, back.again.push({1: floats(1)}, 1)), "UsageError")
+    assert "given up" in text_of(desk.reply(back.again, back.again.push({1: floats(1)}, 1)), "NodeLost")
     third = back.start(3)
     back.told(2, 3)
     assert push(desk, 2, w0, w1) == [0, 1]
@@ -524,10 +524,10 @@ def test_nobody_comes_early_to_a_job_that_ends_with_a_worker_nor_with_another_ke
     )
     desk.shard.depart([], {1: 2})
     ((_, reply),) = desk.shard.handle(b"right", second.open())
-    assert "given up" in text_of(reply, "UsageError")
+    assert "given up" in text_of(reply, "NodeLost")
     desk.shard.depart([], {1: 2}, {1: 2})
     ((_, reply),) = desk.shard.handle(b"right", second.open())
-    assert "given up" in text_of(reply, "UsageError"), "an old roster brings nobody back"
+    assert "given up" in text_of(reply, "NodeLost"), "an old roster brings nobody back"
     for nobody in (Worker(7, 2), Worker(-1, 2), Worker(0, 2, role="server")):
         ((_, reply),) = desk.shard.handle(b"right", sent(nobody.pull([1])))
         assert "neither a worker" in text_of(reply, "UsageError")
