@@ -304,6 +304,8 @@ class CloseStore(Request):
 class Here(MemberNotice):
     """This link is the member's. A member that has a rank sends this first over each link that it makes."""
 
+    bypassed: f.Rank = -1  # of a worker whose host's aggregator is lost: which one; it sends to the servers itself
+
 
 # ---- notices of the scheduler
 
@@ -344,7 +346,8 @@ class Roster(Message):
     """Which workers have left in order (``departed``), and which are ``lost``. ``epoch`` grows with every change.
 
     A worker that is lost may be started again: ``came`` are those that have been. Until another worker lets it in, such
-    a worker stays lost for everybody. To servers and aggregators; to workers, too, once one is lost.
+    a worker stays lost for everybody. The workers of lost ``aggregators`` send to the servers themselves. To servers
+    and aggregators; to workers, too, once a worker or an aggregator is lost.
     """
 
     epoch: f.Seq
@@ -353,20 +356,29 @@ class Roster(Message):
     deaths: Incarnations = field(default_factory=list)  # of each that is lost, the incarnation that was lost last
     came: f.Ranks = field(default_factory=list)  # ranks of workers, too
     starts: Incarnations = field(default_factory=list)  # the incarnation of each of them
+    aggregators: f.Ranks = field(default_factory=list)  # that are lost; the job goes on without them
 
     def __post_init__(self) -> None:
         same_length(self.lost, self.deaths)
         same_length(self.came, self.starts)
 
     @classmethod
-    def of(cls, epoch: int, departed: Iterable[int], losses: Mapping[int, int], newcomers: Mapping[int, int]) -> Roster:
+    def of(
+        cls,
+        epoch: int,
+        departed: Iterable[int],
+        losses: Mapping[int, int],
+        newcomers: Mapping[int, int],
+        aggregators: Iterable[int] = (),
+    ) -> Roster:
         """Return the one that says so; ``losses`` and ``newcomers`` are incarnations, by rank."""
         lost, came = dict(sorted(losses.items())), dict(sorted(newcomers.items()))
-        return cls(epoch, sorted(departed), list(lost), list(lost.values()), list(came), list(came.values()))
+        workers = sorted(departed), list(lost), list(lost.values()), list(came), list(came.values())
+        return cls(epoch, *workers, sorted(aggregators))
 
     @property
-    def told(self) -> tuple[list[int], dict[int, int], dict[int, int]]:
-        return self.departed, self.losses, self.newcomers
+    def told(self) -> tuple[list[int], dict[int, int], dict[int, int], list[int]]:
+        return self.departed, self.losses, self.newcomers, self.aggregators
 
     @property
     def losses(self) -> dict[int, int]:

@@ -22,6 +22,7 @@ from launcher.job.tasks import Task
 #     worker, as long as enough are left      0.1 s, too
 #     scheduler                               0 s: nobody takes its place
 #       soon after its start, n times         0.5 s times 2^(n-1), 1 s at most
+#     aggregator                              never: the workers of its host send to the servers themselves
 #     any, with ERRORS errors of its own      never
 #     any, after `limit` restarts in all      never
 #     any, on a host that is lost             never
@@ -49,7 +50,7 @@ class Restarts:
     Args:
         roles: the roles whose processes may die.
         limit: how many times processes are started again, in all.
-        min_workers: workers may die as long as so many are left; 0 if none may.
+        min_workers: workers may die as long as so many are left, and aggregators; 0 if none may.
     """
 
     def __init__(self, tasks: Sequence[Task], roles: frozenset[str], limit: int, min_workers: int = 0) -> None:
@@ -78,9 +79,12 @@ class Restarts:
         return self._limit > 0
 
     def spares(self, index: int) -> bool:
-        """Note that a process has died; return whether it is a worker without which the job goes on."""
-        if self._tasks[index].role != "worker" or not self._min_workers:
+        """Note that a process has died; return whether it is a worker or an aggregator that the job goes on without."""
+        role = self._tasks[index].role
+        if role not in ("worker", "aggregator") or not self._min_workers:
             return False
+        if role == "aggregator":
+            return True
         self._left -= 1
         return self._left >= self._min_workers
 

@@ -64,9 +64,13 @@ class Primary:
         return self.answer(outbox)
 
     def depart(
-        self, workers: Collection[int], lost: Mapping[int, int] = NOBODY, came: Mapping[int, int] = NOBODY
+        self,
+        workers: Collection[int],
+        lost: Mapping[int, int] = NOBODY,
+        came: Mapping[int, int] = NOBODY,
+        aggregators: Collection[int] = (),
     ) -> Outbox:
-        return self.answer(self._shard.depart(workers, lost, came))
+        return self.answer(self._shard.depart(workers, lost, came, aggregators))
 
     def answer(self, outbox: Outbox) -> Outbox:
         """Return the part of ``outbox``, which the shard has just returned, that may leave now."""

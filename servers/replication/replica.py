@@ -56,6 +56,7 @@ class Replica:
         self._held_reads = HeldRequests()  # of readers
         self._view: wire.View | None = None
         self._departed: tuple[Collection[int], Mapping[int, int], Mapping[int, int]] = (), NOBODY, NOBODY
+        self._bypassed: set[int] = set()  # the aggregators that are lost, as the scheduler or a worker says
         self._told: wire.Standing | None = None
         self._limit_s = limit_s
         self._waits = (0, 0.0)  # for which record to be stored, and since when, as far as ``stand`` has seen
@@ -101,14 +102,19 @@ class Replica:
         return self._standby.look(view)
 
     def depart(
-        self, workers: Collection[int], lost: Mapping[int, int] = NOBODY, came: Mapping[int, int] = NOBODY
+        self,
+        workers: Collection[int],
+        lost: Mapping[int, int] = NOBODY,
+        came: Mapping[int, int] = NOBODY,
+        aggregators: Collection[int] = (),
     ) -> Outbox:
         """Note which workers have left in order, which are ``lost``, and which were started again; see ``Shard``.
 
         A standby hears of it from its primary, in the order of changes.
         """
         self._departed = workers, lost, came
-        return self.primary.depart(workers, lost, came) if self.serves else []
+        self._bypassed.update(aggregators)
+        return self.primary.depart(workers, lost, came, self._bypassed) if self.serves else []
 
     # ---- time
 
@@ -150,8 +156,8 @@ class Replica:
             self._neighbors.link(view.standby_address)
             outbox = self.primary.pair(view.epoch, view.synced and before is None, self._neighbors.record)
         if not served:
-            if any(self._departed):
-                outbox += self.primary.depart(*self._departed)
+            if any(self._departed) or self._bypassed:
+                outbox += self.primary.depart(*self._departed, self._bypassed)
             for peer, request in (*self._held.release(), *self._held_reads.release()):
                 outbox += self.primary.handle(peer, request)
         self.stand()
@@ -169,6 +175,8 @@ class Replica:
             return [(peer, wire.Explanation(message.seq, self._why()))]
         if isinstance(message, wire.Request):
             self._held.add(peer, message)
+        elif (aggregator := self._shard.bypassed(message)) is not None:
+            self._bypassed.add(aggregator)  # once all records of the primary are applied
         return []
 
     def _why(self) -> str:

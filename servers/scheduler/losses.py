@@ -1,7 +1,8 @@
 """Whether a job has failed, and why; how the scheduler learns that a member has ended. Pure.
 
 The launcher reports a loss, or the member has been silent for too long. A lost member fails the job, but for a server
-that has a standby in step, a standby, and a worker without which enough workers are left.
+that has a standby in step, a standby, and, with --min-workers, an aggregator and a worker without which enough workers
+are left.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Losses:
     Args:
         key: the scheduler's own public key; empty where links prove no keys.
         least: the job goes on without workers that are lost as long as so many are not; 0 if it does not at all.
-        without: called with a worker that is lost, and without which the job goes on.
+        without: called with a worker or an aggregator that is lost, and without which the job goes on.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Losses:
                 if 0 < lost.start < member.start:
                     return  # it has been started again meanwhile
                 self._silent.pop(lost.rank, None)
-            if member.state is MemberState.LOST or self.lose_worker(member, lost.how):
+            if member.state is MemberState.LOST or self.spare(member, lost.how):
                 return  # it is known already, or the job goes on without it
             self._members.happens(member, MemberEvent.DIES)
         start = 1 if member is None else member.start
@@ -136,10 +137,29 @@ class Losses:
         if self._members.restarts(member.role) and self._failure.text is None:
             self._failover.retire(member, now)
 
-    def lose_worker(self, member: JobMember, how: str) -> bool:
+    def spare(self, member: JobMember, how: str) -> bool:
         """Let the job go on without ``member``, which ``how``; return False, and change nothing, if it cannot."""
-        if member.role != "worker" or not self._least or not self._members.complete or self._failure.text is not None:
+        if not self._least or not self._members.complete or self._failure.text is not None:
             return False
+        if member.role == "aggregator":
+            return self._spare_aggregator(member, how)
+        return member.role == "worker" and self._spare_worker(member, how)
+
+    def _spare_aggregator(self, member: JobMember, how: str) -> bool:
+        # Not always: sums of floats are made host by host, then over hosts. Without one, the last bits may differ, and
+        # a job that has not asked to go on without members must give the same bits each time.
+        if not self._members.happens(member, MemberEvent.DIES):
+            return False
+        if self._members.all_gone("worker"):
+            return True  # nobody needs it any more
+        self.news.append(
+            f"aggregator {member.rank}{_of_host(member)} {how}; the workers of its host send to the servers themselves "
+            "from now on"
+        )
+        self._without(member)
+        return True
+
+    def _spare_worker(self, member: JobMember, how: str) -> bool:
         left, all_ = self._left()
         event = MemberEvent.FAILS if member.state is MemberState.LEFT else MemberEvent.DIES
         if left < self._least or not self._members.happens(member, event):
@@ -176,8 +196,9 @@ class Losses:
 
     def silent(self, member: JobMember, now: float) -> None:
         silent = f"has been silent for {now - member.heard:.1f} s"
-        if self.lose_worker(member, f"{silent}{_known(member)}"):
-            self._silent[member.rank] = process_name(member.role, member.rank, member.start)
+        if self.spare(member, f"{silent}{_known(member)}"):
+            if member.role == "worker":
+                self._silent[member.rank] = process_name(member.role, member.rank, member.start)
             return
         self._members.happens(member, MemberEvent.DIES)
         if self._members.restarts(member.role):
@@ -240,6 +261,10 @@ class Losses:
         if about is not None:
             return key == about.key
         return not self._members.has_joined(key)
+
+
+def _of_host(member: JobMember) -> str:
+    return f" on {member.host}" if member.host else ""
 
 
 def _known(member: JobMember) -> str:

@@ -28,7 +28,7 @@ NOBODY: frozenset[int] = frozenset()  # one for all rounds: each key has some, a
 #   open                           n in _open       is taken                             is none: the first one stays
 #   over, closed here              n <= version     quorum: late; else it is refused     never comes: see the ledger
 #   over, closed by another server n <= _followed   quorum: late if _counted lacks it;   has counted, and is answered
-#                                                   else it is a repeat
+#   or before an aggregator died                    else it is a repeat
 #   beyond the worker's pause      n > _paused      is refused in each state             is refused
 #
 # A worker that pauses names its last push; a worker that is lost cannot. What has come of it counts, and no round waits
@@ -40,7 +40,7 @@ NOBODY: frozenset[int] = frozenset()  # one for all rounds: each key has some, a
 #
 # The calls, by the process that makes them. A standby that takes over serves from then on.
 #
-#   a server that serves   expects, contribute, complete, pause, resume, leave, lose, admit
+#   a server that serves   expects, contribute, complete, pause, resume, leave, lose, admit, withdraw
 #   a standby              follow: the next round alone, as each is recorded. reach: any later round, when it is handed
 #                          results, which a quorum excludes: only the record of a round says who contributed. restore:
 #                          before all else. contribute: late contributions alone. pause, resume, leave, lose,
@@ -87,7 +87,7 @@ class Rounds(Generic[T]):
         self._late: list[tuple[int, Sequence[int], T]] = []
         self.contributors: Collection[int] = ()
         self._counted: dict[int, int] = {}  # with a quorum, by rank: its last push that counts
-        self._followed = 0  # the last round that another server has closed: pushes up to it may come again
+        self._followed = 0  # pushes up to this round may come again: another server has closed it, say
 
     @property
     def untouched(self) -> bool:
@@ -285,6 +285,18 @@ class Rounds(Generic[T]):
                 self._counted[rank] = max(clock, self._counted.get(rank, 0))
             self._look()
 
+    def withdraw(self, ranks: Collection[int], back: Collection[int]) -> None:
+        """Forget what one process has contributed for ``ranks`` to rounds that are open: each of them repeats its part.
+
+        A contribution of one of ``back`` alone is its own. Pushes to rounds that are over may come again, too.
+        """
+        for round_ in self._open.values():
+            for first, (theirs, _) in list(round_.contributions.items()):
+                if set(theirs).issubset(ranks) and not (len(theirs) == 1 and first in back):
+                    del round_.contributions[first]
+                    round_.ranks.difference_update(theirs)
+        self._followed = self.version
+
     def omit(self, ranks: Collection[int]) -> None:
         """Treat these workers, which were started again, as absent from the last round."""
         self._coming.update(dict.fromkeys(ranks, self.version))
@@ -438,6 +450,9 @@ class WorkerClocks(Generic[T]):
             self._clocks.pop(rank, None)
             self._paused.pop(rank, None)
         self._look()
+
+    def withdraw(self, ranks: Collection[int], back: Collection[int]) -> None:
+        """Do nothing: here no contribution waits for others."""
 
     def omit(self, ranks: Collection[int]) -> None:
         """Do nothing: here no round is over."""
