@@ -250,6 +250,10 @@ class Links:
             if request.frames is None and request.borrows:
                 request.frames = self._message(request)
             request.own()
+        # Whatever the caller asks for next must not overtake what waits here for its turn: a pull would miss a push.
+        for window in self._windows.values():
+            for request in window.urgent(lambda request: request.operation is operation):
+                self._send(request)
         self._routes.transport.detach()
         self._doubtful = False
 

@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 _RANK = itemgetter(0)
+MOST_OVERTAKEN = 64  # pushes of one worker that are remembered as missing; refused ones stay missing
 NOBODY: frozenset[int] = frozenset()  # one for all rounds: each key has some, and an empty set takes 216 bytes
 
 # The states of round n, and the effect of a worker's push n in each. ``version`` is how many rounds are over.
@@ -361,6 +362,7 @@ class WorkerClocks(Generic[T]):
     def __init__(self, workers: Collection[int], clocks: dict[int, int] | None = None) -> None:
         self._clocks = dict.fromkeys(sorted(workers), 0) if clocks is None else clocks
         self._paused: dict[int, int] = {}
+        self._overtaken: dict[int, set[int]] = {}  # by rank: the pushes that are missing before its last one
         self._look()
 
     @property
@@ -372,8 +374,8 @@ class WorkerClocks(Generic[T]):
         return self._counts[self.version] == 1 and len(self._clocks) > 1
 
     @property
-    def state(self) -> tuple[dict[int, int], dict[int, int]]:
-        return self._clocks, self._paused
+    def state(self) -> tuple[dict[int, int], dict[int, int], dict[int, set[int]]]:
+        return self._clocks, self._paused, self._overtaken
 
     @property
     def clocks(self) -> Mapping[int, int]:
@@ -388,8 +390,13 @@ class WorkerClocks(Generic[T]):
     def copy(self) -> WorkerClocks[T]:
         made: WorkerClocks[T] = WorkerClocks((), dict(self._clocks))
         made._paused = dict(self._paused)
+        made._overtaken = {rank: set(clocks) for rank, clocks in self._overtaken.items()}
         made._look()
         return made
+
+    def made(self, rank: int) -> tuple[int, frozenset[int]]:
+        """Return the last push of ``rank``, and which before it have not come: later ones have overtaken them."""
+        return self.clocks.get(rank, 0), frozenset(self._overtaken.get(rank, ()))
 
     def open(self) -> list[tuple[int, Sequence[int], T]]:
         return []
@@ -408,10 +415,16 @@ class WorkerClocks(Generic[T]):
     def contribute(self, ranks: Sequence[int], clock: int, contribution: T) -> bool:
         """Note that each of ``ranks`` has pushed ``clock`` times; return whether that is news of one of them."""
         behind = [rank for rank in ranks if self._clocks.get(rank, clock) < clock]
+        if self._overtaken:
+            for rank in ranks:
+                self._overtaken.get(rank, set()).discard(clock)
         if not behind:
             return False
         self._counts[clock] += len(behind)
         for rank in behind:
+            if clock > self._clocks[rank] + 1:
+                overtaken = {*self._overtaken.get(rank, ()), *range(self._clocks[rank] + 1, clock)}
+                self._overtaken[rank] = set(sorted(overtaken)[-MOST_OVERTAKEN:])
             self._counts[self._clocks[rank]] -= 1
             if not self._counts[self._clocks[rank]]:
                 del self._counts[self._clocks[rank]]

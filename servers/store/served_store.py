@@ -93,9 +93,9 @@ class ServedStore:
         # Of a push that has been checked once: its only bucket, and the hyper-parameters to update it with.
         self._known: dict[SharedFields | None, tuple[list[Bucket], UpdateHyperparameters]] = {}
         self._grouping = self.buckets.grouping
-        # Since an aggregator was lost, by segment: how often each worker of its host had pushed, where each push is an
-        # update. Workers repeat what it has not answered, which may have counted.
-        self._counted: dict[int, Mapping[int, int]] = {}
+        # Since an aggregator was lost, by segment and rank of its host: the last push that counted, and those before
+        # it that had not, where each push is an update. Workers repeat what has not been answered.
+        self._counted: dict[int, Mapping[int, tuple[int, Collection[int]]]] = {}
         # Where workers may come back: what they repeat of sums from before training.
         self.first_sums: FirstSums | None = None
         self._newcomers: list[int] = []  # the workers that were started again, in the order in which they came back
@@ -345,15 +345,17 @@ class ServedStore:
             rounds = bucket.rounds
             rounds.withdraw(ranks, back)
             if isinstance(rounds, WorkerClocks):
-                clocks = {rank: rounds.clocks[rank] for rank in ranks if rank in rounds.clocks}
+                made = {rank: rounds.made(rank) for rank in ranks}
                 for number in bucket.ids:
-                    self._counted[number] = {**self._counted.get(number, {}), **clocks}
+                    self._counted[number] = {**self._counted.get(number, {}), **made}
 
     def _has_counted(self, message: wire.Push) -> bool:
         """Whether a worker repeats a push that its host's aggregator had brought before it was lost."""
-        # One segment tells of all: the aggregator has sent on each message whole, and a worker's messages in order.
-        counted = self._counted.get(message.ids[0], {}) if message.ids else {}
-        return message.clocks[0] <= counted.get(message.node.rank, 0) if message.node.role == "worker" else False
+        if message.node.role != "worker" or not message.ids:
+            return False
+        # One segment tells of all, because the aggregator has sent on each message whole.
+        last, missing = self._counted.get(message.ids[0], {}).get(message.node.rank, (0, ()))
+        return message.clocks[0] <= last and message.clocks[0] not in missing
 
     def admit(self, message: wire.Admit) -> list[Answer]:
         """Let a worker that was started again into the rounds after those that another worker has pushed."""

@@ -131,7 +131,9 @@ def program(plan: Plan) -> Surviving | SurvivingClocks:
 
 def later(plan: Plan) -> bool:
     """Whether an answer may have the values of a later round: it was repeated to a process that did not give it."""
-    return bool(plan.replicas) or any(member.startswith("aggregator") for member, _ in plan.crashes)
+    hit = {member for member, _ in plan.crashes} | {member for parting in plan.partings for member in parting[:2]}
+    hit.update([] if plan.pause is None else [plan.pause[0]])
+    return bool(plan.replicas) or any(member.startswith("aggregator") for member in hit)
 
 
 def short(seed: int = 0) -> tuple[Plan, ...]:
