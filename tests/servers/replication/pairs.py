@@ -74,7 +74,13 @@ class Counting:
             self.apply(message)
         return [(peer, wire.Ack(message.seq))]
 
-    def depart(self, workers: Collection[int], lost: Collection[int] = (), came: Collection[int] = ()) -> Outbox:
+    def depart(
+        self,
+        workers: Collection[int],
+        lost: Collection[int] = (),
+        came: Collection[int] = (),
+        aggregators: Collection[int] = (),
+    ) -> Outbox:
         self.departed, self.lost = list(workers), list(lost)
         return []
 
