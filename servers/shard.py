@@ -125,7 +125,8 @@ class Shard:
             if refusal is not None:
                 return refusal
         if not isinstance(message, wire.Request):
-            return []
+            aggregator = self.bypassed(message)
+            return [] if aggregator is None else self.bypass([aggregator])
         if isinstance(message, wire.Explain):
             return [(peer, self._explain(message).reply(message.seq))]
         verdict = self.ledger.admit(message) if message.remembered else Verdict.NEW
@@ -165,17 +166,36 @@ class Shard:
         lost: Mapping[int, int] = NOBODY,
         came: Mapping[int, int] = NOBODY,
         keys: Mapping[int, str] = NO_KEYS,
+        aggregators: Collection[int] = (),
     ) -> Outbox:
         """Go on without workers; see ``wire.Roster``. What comes of one that is ``lost`` from now on is refused.
 
         ``came`` are those that have been started again or added, with their incarnations: they are heard from now on,
         over links that have proved these ``keys``.
         """
+        if aggregators:
+            self.bypass(aggregators)
         self._hear_no_more(lost)
         self._speakers.hear(came, keys)
         outbox = self._note(self._stores.depart(workers, lost, came, keys))
         early, self._early = self._early, deque(maxlen=MOST_EARLY)
         return outbox + [answer for peer, message in early for answer in self.handle(peer, message)]
+
+    def bypassed(self, message: wire.Message) -> int | None:
+        """Return the aggregator that a worker of its host says is lost; None if ``message`` says no such thing."""
+        if not isinstance(message, wire.Here) or message.bypassed < 0 or not self._stores.elastic:
+            return None
+        return message.bypassed if self._speakers.speaks_for(message.bypassed, message.node) else None
+
+    def bypass(self, aggregators: Collection[int]) -> Outbox:
+        """Go on without ``aggregators``, which are lost: their workers repeat here what has not been answered.
+
+        A worker may hear of the loss before this server does. So it says so over its link before it repeats anything.
+        """
+        for node, ranks in self._speakers.lose_aggregators(aggregators).items():
+            self._reply_links.forget(node)
+            self._stores.bypass(node, ranks)
+        return []
 
     def _hear_no_more(self, lost: Mapping[int, int]) -> None:
         for node in self._speakers.lose(lost):
@@ -389,6 +409,19 @@ class Speakers:
         """Whether ``node``, whose link has proved ``key``, may be a worker that has been started again or added."""
         may = node.role == "worker" and 0 <= node.rank < self._seats and node.incarnation > 1
         return may and node not in self._lost and self._worker_keys.get(node.rank, key) == key
+
+    def lose_aggregators(self, aggregators: Collection[int]) -> dict[wire.Node, list[int]]:
+        """Hear these aggregators no more; return those heard until now, with the workers that they spoke for."""
+        nodes = {wire.Node("aggregator", rank, 1): rank for rank in aggregators if 0 <= rank < len(self._aggregated)}
+        gone = {node: self._aggregated[rank] for node, rank in nodes.items() if node in self._keys}
+        for node in gone:
+            del self._keys[node]
+        self._lost.update(gone)
+        return gone
+
+    def speaks_for(self, aggregator: int, worker: wire.Node) -> bool:
+        """Whether ``worker`` is one of those that ``aggregator`` speaks for, or has spoken for."""
+        return 0 <= aggregator < len(self._aggregated) and worker.rank in self._aggregated[aggregator]
 
     def stranger(self, node: wire.Node) -> tuple[str, type[KVStoreError]]:
         """Say why ``node`` is not heard, and which error that is."""

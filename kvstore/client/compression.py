@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -14,10 +15,10 @@ from kvstore.client.requests import AT_ONCE, Requests, assemble, cut
 from kvstore.codecs import Compression, Compressor, ResumableEncodings
 from kvstore.codecs.codec import RESIDUAL, STEP, VELOCITY
 from kvstore.codecs.described import check_payloads
-from kvstore.codecs.options import fold, travelling
+from kvstore.codecs.options import described, fold, travelling
 from kvstore.spec import FLOATS, Key
 from kvstore.transport import Peer
-from kvstore.values import Arrays, Leaving, tensors_of, to_buffer
+from kvstore.values import Arrays, Leaving, ranges_of, sum_ranges, tensors_of, to_buffer
 
 SMALL = 1 << 14  # elements: to copy them costs less than to encode, send and decode them on their own
 
@@ -41,16 +42,11 @@ def finite_floats(
 
 
 class Compressing:
-    """Encodes what one worker pushes to one store, and keeps the residuals: what the encodings have left out so far.
+    """Encodes what one worker pushes to one store, and keeps the residuals: what the encodings have left out so far."""
 
-    Args:
-        plain_back: whether values come back as they are, because an aggregator has decoded them.
-    """
-
-    def __init__(self, compression: Compression, plain_back: bool = False) -> None:
+    def __init__(self, compression: Compression) -> None:
         self.compression = compression
         self.fold = fold(travelling(compression), travelling(compression.pull))
-        self._plain_back = plain_back
         self._pushed = travelling(compression)
         self._pulled = travelling(compression.pull)
         self._compressor = Compressor(compression)
@@ -67,7 +63,7 @@ class Compressing:
     def decoder(self, parcel: Parcel) -> Callable[[wire.Values, Sequence[torch.Tensor]], None] | None:
         """Return what writes the reply for a parcel into flat float32, one after the other; None if it comes plain."""
         back = self.compression.pull
-        if back is None or self._plain_back or parcel.dtype not in FLOATS:
+        if back is None or parcel.dtype not in FLOATS:
             return None
 
         def decode(reply: wire.Values, targets: Sequence[torch.Tensor]) -> None:
@@ -139,11 +135,38 @@ OWN = frozenset({"1bit", "powersgd"})
 
 def compressing(compression: Compression, requests: Requests, entries: Entries, aggregator: Peer | None) -> Compressing:
     """Return what compresses a store's pushes."""
-    if aggregator is None:
+    if aggregator is None or compression.type in OWN:
         return Compressing(compression)
-    if compression.type in OWN:
-        return Compressing(compression, plain_back=True)
     return Delegated(compression, requests, entries, aggregator)
+
+
+def encoded_here(push: wire.Push, parcel: Parcel) -> wire.Push:
+    """Return a push of ``parcel`` as a server takes it: encoded, if it asks an aggregator, which is lost, to do that.
+
+    What the encoding leaves out is lost with the aggregator's residuals: the values may be some of an array's only.
+    """
+    compression = described(push.encode)
+    if compression is None:
+        return push
+    compressor = Compressor(compression)
+    flat = torch.empty(parcel.size, dtype=torch.float32, device="cpu")
+    sum_ranges([ranges_of(push.buffers, push.dtype(parcel.dtype), parcel.size)], flat)
+    if compressor.joins:
+        encodings, counts = [compressor.encode_joined(parcel.ids, parcel.sizes, flat)], [len(parcel.ids)]
+    else:
+        parts = flat.split_with_sizes(list(parcel.sizes))
+        encodings = [compressor.encode(*each) for each in zip(parcel.ids, parts, strict=True)]
+        counts = [1] * len(parcel.ids)
+    payloads = [to_buffer(encoding.payload(0, encoding.size)) for encoding in encodings]
+    return replace(
+        push,
+        codec=travelling(compression),
+        lengths=[payload.nbytes for payload in payloads],
+        segment_counts=counts,
+        encode=None,
+        in_float32=False,
+        buffers=wire.pack_arrays(payloads),
+    )
 
 
 class Delegated(Compressing):
@@ -151,11 +174,12 @@ class Delegated(Compressing):
 
     Gradients go to the aggregator as they are, with the name of the codec, and values come back as they are. The
     aggregator keeps the residuals. One worker of each host saves them with the optimizer's states; what workers load is
-    added up there, so files from jobs with and without aggregators are good for either.
+    added up there, so files from jobs with and without aggregators are good for either. If the aggregator is lost, its
+    residuals are, too, and the workers encode what they push themselves.
     """
 
     def __init__(self, compression: Compression, requests: Requests, entries: Entries, aggregator: Peer) -> None:
-        super().__init__(compression, plain_back=True)
+        super().__init__(compression)
         self.small = 0  # arrays share no payloads here
         self._requests = requests
         self._entries = entries
@@ -163,10 +187,13 @@ class Delegated(Compressing):
 
     def load(self, plan: Plan, values: Arrays | Sequence[torch.Tensor], packer: Packer) -> Load:
         """Return what a push of a plan's arrays carries."""
-        finite_floats(plan, values, self._compressor)  # which encodes nothing here
+        floats = finite_floats(plan, values, self._compressor)
         plain = packer.plain(Leaving(values))
+        own = _Compressed(self._compressor, self._pushed, floats, plain)  # encodes nothing while there is an aggregator
 
         def pack(parcel: Parcel, gather: bool) -> Contents:
+            if self._alone:
+                return own(parcel, gather)
             contents = plain(parcel, gather)
             return contents._replace(encode=self._pushed) if parcel.dtype in FLOATS else contents
 
@@ -174,6 +201,8 @@ class Delegated(Compressing):
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
         """Return the residuals in the form of ``Compressor.state``: one worker of the host has all, the others none."""
+        if self._alone:
+            return super().state()
         segments: dict[tuple[Segment, str], torch.Tensor] = {}
         for parcel in self._parcels():
             segments |= self._requests.get_states(parcel, self._aggregator)
@@ -201,6 +230,9 @@ class Delegated(Compressing):
         shapes: Mapping[Key, tuple[int, ...]],
     ) -> None:
         """Give the aggregator what ``state`` returned, for arrays of these shapes; see ``Compressor.load_state``."""
+        if self._alone:
+            super().load_state(tensors, plain, shapes)
+            return
         loaded = Compressor(self.compression)
         loaded.load_state(tensors, plain, shapes)
         states: dict[tuple[Key, str], torch.Tensor] = {}
@@ -218,6 +250,10 @@ class Delegated(Compressing):
             of_parcel = {which: value for number in parcel.ids for which, value in by_id.get(number, {}).items()}
             if of_parcel:
                 self._requests.put_states(parcel.server, of_parcel, self._aggregator)
+
+    @property
+    def _alone(self) -> bool:
+        return self._requests.session.aggregator is None
 
     def _parcels(self) -> list[Parcel]:
         keys = [key for key, entry in self._entries.items() if entry.spec.dtype in FLOATS]

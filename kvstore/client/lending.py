@@ -23,7 +23,7 @@ from kvstore.member.outstanding import Question
 from kvstore.spec import sum_dtype
 from kvstore.ticket import Operation
 from kvstore.transport import Peer
-from kvstore.values import Arrays, as_dtype, tensors_of, without_grad
+from kvstore.values import Arrays, as_dtype, tensors_of, to_buffer, without_grad
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,13 @@ class LentLoad:
     def add(self, parcel: Parcel, block: _Block, filling: Filling, in_float32: bool) -> None:
         """Note where the values of a message are copied to; ``in_float32``: see ``Push``."""
         self._parcels[parcel] = block, filling, in_float32
+
+    def copied(self, parcel: Parcel) -> list[wire.Buffer]:
+        """Return the values of a message: nobody can read them where they are any more."""
+        block, filling, in_float32 = self._parcels[parcel]
+        filling()
+        nbytes = parcel.sum_bytes if in_float32 else parcel.nbytes
+        return [to_buffer(block.memory[:nbytes].cpu())]
 
     def __call__(self, parcel: Parcel, _gather: bool) -> Contents:
         """Wait until the values of a message are in their memory; the message itself carries nothing of them."""
@@ -88,6 +95,9 @@ class Lending:
     def load(self, plan: Plan, values: Arrays | Sequence[torch.Tensor]) -> LentLoad | None:
         """Begin to copy the values of a push to lent memory; return None if it is to go the usual way."""
         memory = self._memory
+        if memory is not None and self._requests.session.aggregator is None:
+            self._stop("the aggregator of this host is lost")
+            return None
         if memory is None:
             return None
         tensors = tensors_of(values)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from kvstore import wire
 from kvstore.client.calls import StoreCall
-from kvstore.client.compression import Compressing
+from kvstore.client.compression import Compressing, encoded_here
 from kvstore.client.entries import PushClocks
-from kvstore.client.lending import Lending
+from kvstore.client.lending import Lending, LentLoad
 from kvstore.client.optimizing import Optimizing, PushNumbers
 from kvstore.client.pack import Load, OutgoingRows, room, sendable
 from kvstore.client.plans import Parcel, Plan, RowParcel
@@ -29,6 +29,7 @@ from kvstore.rule import Rule
 from kvstore.spec import Key, require_floats
 from kvstore.ticket import Operation
 from kvstore.transport import Peer
+from kvstore.transport.memory import whole
 from kvstore.values import Leaving
 from kvstore.values.any_arrays import Column
 
@@ -405,6 +406,9 @@ class PullOfArrays(StoreRequest):
         clocks = pushes.clocks.of(parcel.places) if clocks is None else clocks
         super().__init__(pushes, peer, operation, parcel, clocks, read, turn=turn)
 
+    def bypass(self) -> Peer:
+        return self.pushes.session.servers[self.parcel.server]
+
     def message(self, sender: wire.Sender) -> wire.Pull:
         return wire.Pull(sender, self.pushes.requests.store, self.parcel.ids, self.clocks, self.codec)
 
@@ -470,7 +474,20 @@ class PushOfArrays(StoreRequest):
             runs=list(runs),
             buffers=buffers,
         )
-        return push if loan is None else wire.PushLent.of(push, loan)
+        if loan is None:
+            return push
+        if isinstance(self.load, LentLoad) and session.aggregator is None:
+            return wire.PushLent.of(push, loan).plain(self.load.copied(parcel))
+        return wire.PushLent.of(push, loan)
+
+    def bypass(self) -> Peer:
+        if isinstance(self.load, LentLoad):
+            self.frames = None  # the values are still where they were lent
+        elif self.frames is not None:
+            push = wire.decode(list(map(whole, self.frames)))
+            if isinstance(push, wire.Push):
+                self.frames = wire.encode(encoded_here(push, self.parcel))
+        return self.pushes.session.servers[self.parcel.server]
 
 
 # Requests about rows go to the server itself: aggregators know no tables.

@@ -85,8 +85,8 @@ class Requests:
         )
         columns = (placed.counts, placed.ids, placed.servers, placed.starts, placed.stops)
         segments = SegmentColumns(*(np.array(column, np.int64) for column in columns))
-        if self.session.aggregator is not None:
-            self._describe(self.session.aggregator, keys, kinds, specs, segments)
+        if (aggregator := self.session.aggregator) is not None:
+            self._describe(aggregator, keys, kinds, specs, segments)
         return Entries.of(keys, kinds, specs, segments), placed.first or self.session.gives
 
     def _describe(
@@ -228,7 +228,8 @@ class Requests:
 
     def _all(self, what: str, kind: type[wire.Request], /, **fields: Any) -> None:
         operation = self.operation(what)
-        peers = [*self.session.servers, *([self.session.aggregator] if self.session.aggregator is not None else [])]
+        aggregator = self.session.aggregator
+        peers = [*self.session.servers, *([] if aggregator is None else [aggregator])]
         questions = [Question(peer, operation, kind, fields) for peer in peers]
         self._client.exchange(operation, ready, questions)
 
@@ -421,9 +422,9 @@ class Joining:
             )
             for peer, pushed in zip(session.servers, clocks, strict=True)
         ]
-        if session.aggregator is not None:
+        if (aggregator := session.aggregator) is not None:
             fields |= {"ids": list(of_arrays), "clocks": list(of_arrays.values())}
-            questions.append(Question(session.aggregator, operation, wire.Pause, fields))
+            questions.append(Question(aggregator, operation, wire.Pause, fields))
         return questions, partial(self._begun, number, operation)
 
     def _begun(self, number: int, operation: Operation) -> None:

@@ -66,8 +66,11 @@ class Writer:
         return crossed(values, outs, lengths=lengths)
 
     def take(self, parcel: Parcel, reply: wire.Values, decode: Decode | None = None) -> None:
-        """Write the values of ``parcel`` that a reply brings. May be called again with the same reply."""
-        without_grad(self._take, parcel, reply, decode)
+        """Write the values of ``parcel`` that a reply brings. May be called again with the same reply.
+
+        ``decode`` is for encoded values; an aggregator decodes them for its host, and sends them plain.
+        """
+        without_grad(self._take, parcel, reply, decode if reply.lengths else None)
         self._taken.add(reply.seq)  # a set, no count: the same reply may be taken twice
         if len(self._taken) == self._replies:  # copies to devices go on while other replies come
             for stream in self._moving:

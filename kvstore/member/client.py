@@ -191,6 +191,11 @@ class Client:
         self.links.move(peer, endpoint)
         self._access.wake()
 
+    def bypass(self, peer: Peer, aggregator: int) -> None:
+        """Send what is for ``peer``, ``aggregator`` of this host, which is lost, elsewhere. Any thread may call it."""
+        self.links.bypass(peer, aggregator)
+        self._access.wake()
+
     def give_up(self, operation: Operation) -> None:
         """Give up the rest of ``operation``: from now on the caller's arrays are neither read nor written."""
         if operation.open:

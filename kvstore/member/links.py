@@ -17,14 +17,16 @@ then resends each request on it that has no answer. So does ``recover`` on a lin
 #     yes         any        any        yes       an exception came in ``close``            drops them
 #
 # ``_doubtful`` is set before a method touches a transport and cleared at its end, without ``finally``: staying set is
-# the whole point. Other threads may only set ``_suspect`` and ``_moves``, which the thread at the links reads.
+# the whole point. Other threads may only set ``_suspect``, ``_moves`` and ``_lost``, which the thread at the links
+# reads. A lost aggregator (``_lost``) is like an outage: requests to it get another peer, then all links are made anew,
+# so that each begins with the news, whatever comes between.
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from kvstore import wire
@@ -69,6 +71,10 @@ class Routes:
     def add(self, peer: Peer, endpoint: str, bulk: bool) -> None:
         self._addresses[peer] = endpoint, bulk
         self._connect(peer)
+
+    def drop(self, peer: Peer) -> None:
+        """Forget ``peer``. Its link goes with the transport; see ``reconnected``."""
+        self._addresses.pop(peer, None)
 
     def misleads(self, peer: Peer, endpoint: str) -> bool:
         return peer in self._addresses and self._addresses[peer][0] != endpoint
@@ -121,6 +127,8 @@ class Links:
         self._doubtful = False  # whether an exception may have left the links in any state
         self._suspect = False  # likewise, in the eyes of another thread
         self._moves: deque[tuple[Peer, str]] = deque()  # peers, and where they are from now on
+        self._lost: tuple[Peer, int] | None = None  # the aggregator of this host and its rank, if it is lost
+        self._bypassed = -1  # its rank, once requests go elsewhere
         self._recovering = False
         self._windows: dict[Peer, Window[PendingRequest]] = {}
         self._window = WindowSize(window, window)
@@ -143,7 +151,8 @@ class Links:
     @property
     def in_doubt(self) -> bool:
         """Whether an exception has left something half done, or the links have to be reconnected."""
-        return self._doubtful or self._suspect or bool(self._moves) or self.outstanding.in_doubt
+        doubtful = self._doubtful or self._suspect or bool(self._moves) or self.outstanding.in_doubt
+        return doubtful or (self._lost is not None and self._bypassed < 0)
 
     def suspect(self) -> None:
         """Have the links reconnected before they are used again."""
@@ -152,6 +161,13 @@ class Links:
     def move(self, peer: Peer, endpoint: str) -> None:
         """Have the link to ``peer`` lead to ``endpoint`` from now on, before the links are used again."""
         self._moves.append((peer, endpoint))
+
+    def bypass(self, peer: Peer, aggregator: int) -> None:
+        """Have what is for ``peer``, which is ``aggregator`` and lost, sent elsewhere before the links are used again.
+
+        See ``PendingRequest.bypass``.
+        """
+        self._lost = peer, aggregator
 
     @property
     def congested(self) -> bool:
@@ -199,6 +215,8 @@ class Links:
         if lends:
             self.lent[operation] = threading.get_ident()
         self.outstanding.add(requests, effect)
+        if self._bypassed >= 0:
+            requests = self._rerouted(requests)
         for request in requests:
             if request.turn is None:
                 self._send(request)
@@ -233,6 +251,10 @@ class Links:
             if request.frames is None and request.borrows:
                 request.frames = self._message(request)
             request.own()
+        # Whatever the caller asks for next must not overtake what waits here for its turn: a pull would miss a push.
+        for window in self._windows.values():
+            for request in window.urgent(lambda request: request.operation is operation):
+                self._send(request)
         self._routes.transport.detach()
         self._doubtful = False
 
@@ -267,8 +289,12 @@ class Links:
         """Complete what an exception has cut short. If an exception ends this too, call it again."""
         self._recovering = True
         self.outstanding.finish()
-        moves = list(self._moves)
+        moves, lost = list(self._moves), self._lost
         places = dict(moves)  # of several moves of a peer, the last
+        if lost is not None:
+            self._doubtful = self._doubtful or self._bypassed < 0
+            self._routes.drop(lost[0])
+            self._rerouted(self.outstanding)
         if self._doubtful or self._suspect:
             self._doubtful, self._suspect = True, False
             self._routes.transport.abandon()
@@ -282,7 +308,22 @@ class Links:
                     self._resend(peer)
         for _ in moves:
             self._moves.popleft()
+        if lost is not None:
+            self._bypassed = lost[1]
         self._doubtful = self._recovering = False
+
+    def _rerouted(self, requests: Iterable[PendingRequest]) -> list[PendingRequest]:
+        """Send those of ``requests`` elsewhere that are for the lost aggregator; return those that somebody needs."""
+        needed = []
+        for request in requests:
+            if self._lost is not None and request.peer == self._lost[0]:
+                peer = request.bypass()
+                if peer is None:
+                    self.outstanding.settle(request, request.moot(), None)
+                    continue
+                request.peer = peer
+            needed.append(request)
+        return needed
 
     def _reconnect(self, places: Mapping[Peer, str]) -> None:
         """Reconnect all links, and resend the requests without an answer."""
@@ -309,7 +350,8 @@ class Links:
     def _introduce(self, peer: Peer) -> None:
         """Say first whose link this is. A process that has not joined yet has no rank, and says nothing."""
         if self.node.rank >= 0:
-            self._routes.transport.send(self._routes.names[peer], wire.encode(wire.Here(self.node)))
+            bypassed = -1 if self._lost is None else self._lost[1]
+            self._routes.transport.send(self._routes.names[peer], wire.encode(wire.Here(self.node, bypassed)))
 
     def _resend(self, peer: Peer) -> None:
         """Resend, over a new link, what has gone to ``peer`` and has not been answered."""

@@ -64,6 +64,18 @@ class PendingRequest:
         """The name of the request in a trace, its keys, and how many bytes it is about."""
         return self.operation.what, self.operation.keys, 0
 
+    def bypass(self) -> bytes | None:
+        """Return whom to send this to now that ``peer``, this host's aggregator, is lost; None if nobody needs it.
+
+        The message is another one from now on, if a server does not take what was for an aggregator. May be called
+        twice.
+        """
+        return None
+
+    def moot(self) -> wire.Reply:
+        """Return what stands for the answer if nobody needs the request any more; see ``bypass``."""
+        return wire.Ack(self.seq)
+
     def forsake(self) -> None:
         """Take no values from now on: the caller has its arrays back."""
 
@@ -101,6 +113,15 @@ class Question(PendingRequest):
 
     def message(self, sender: wire.Sender) -> wire.Message:
         return self.kind(sender, **self.fields)
+
+    def moot(self) -> wire.Reply:
+        if self.kind is wire.GetStates:
+            return wire.OptimizerStates(self.seq, None, [], [], [], [], [])
+        if self.kind is wire.Lend:
+            return wire.Borrowed(self.seq, "the aggregator of this host is lost")
+        if self.kind is wire.Explain:
+            return wire.Explanation(self.seq, "")
+        return super().moot()
 
     def take(self, reply: Any) -> Effect | None:
         if self.on_reply is not None:

@@ -76,7 +76,9 @@ class Session:
         self.aggregated: list[list[int]] = []
         self.addresses: list[str] = []  # of the servers, by rank, as they are now
         self.servers: list[Peer] = []  # of a worker: the links to them
-        self.aggregator: Peer | None = None  # of a worker: the link to its host's aggregator, if it has one
+        self.aggregator: Peer | None = (
+            None  # of a worker: the link to its host's aggregator, if it has one; None once that is lost
+        )
         self.scheduler: Peer = b""
         self.client = Client(make_transport, clock, self.limits, config.role, secrets.randbits(62), config.window_bytes)
         self.activity = WorkerActivity(self.client, clock, self._carriers)
@@ -232,10 +234,12 @@ class Session:
 
     def carrier(self, server: int) -> Peer:
         """Return where this member sends its pushes and pulls for ``server``: to the aggregator, if it has one."""
-        return self.servers[server] if self.aggregator is None else self.aggregator
+        aggregator = self.aggregator  # once: another thread may hear that it is lost
+        return self.servers[server] if aggregator is None else aggregator
 
     def _carriers(self) -> list[Peer]:
-        return self.servers if self.aggregator is None else [self.aggregator]
+        aggregator = self.aggregator
+        return self.servers if aggregator is None else [aggregator]
 
     @property
     def rank(self) -> int:
@@ -330,6 +334,10 @@ class Session:
             self.lost = frozenset(notice.lost)
             self.added = frozenset(rank for rank in notice.came if rank >= self.num_workers)
             self.short = self.leads and len(self.members) < self.config.min_workers
+            if self.aggregator is not None and self.config.aggregator in notice.aggregators:
+                # In this order: whoever finds the links without the aggregator must not choose it any more.
+                lost, self.aggregator = self.aggregator, None
+                self.client.bypass(lost, self.config.aggregator)
         elif isinstance(notice, wire.Newcomer):
             self.to_admit[notice.rank] = notice
         elif isinstance(notice, wire.StillStuck):

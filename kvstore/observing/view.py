@@ -33,9 +33,11 @@ class Span(Generic[R]):
 
     def grown(self, counts: str) -> list[int]:
         """Return by how much each of the list ``counts`` has grown; one that was not there before has been 0."""
-        # Lists grow while a job runs: a worker makes its first link to a server, a server first hears of a worker.
+        # Lists grow while a job runs: a worker makes its first link to a server, a server first hears of a worker. When
+        # its aggregator is lost, a worker counts what it sends to each server, from 0 on.
         before, latest = getattr(self.before, counts), getattr(self.latest, counts)
-        return [now - then for now, then in itertools.zip_longest(latest, before[: len(latest)], fillvalue=0)]
+        pairs = itertools.zip_longest(latest, before[: len(latest)], fillvalue=0)
+        return [now - then if now >= then else now for now, then in pairs]
 
 
 @dataclass(frozen=True)

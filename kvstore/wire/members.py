@@ -322,6 +322,8 @@ class CloseStore(Request):
 class Here(MemberNotice):
     """This link is the member's. A member that has a rank sends this first over each link that it makes."""
 
+    bypassed: f.Rank = -1  # of a worker whose host's aggregator is lost: which one; it sends to the servers itself
+
 
 # ---- notices of the scheduler
 
@@ -362,7 +364,8 @@ class Roster(Message):
     """Which workers have left in order (``departed``), and which are ``lost``. ``epoch`` grows with every change.
 
     A worker that is lost may be started again, others may be added: ``came`` are these. Until another worker lets it
-    in, such a worker is lost for everybody. To servers and aggregators; to workers, too, once one is lost.
+    in, such a worker is lost for everybody. The workers of lost ``aggregators`` send to the servers themselves. To
+    servers and aggregators; to workers, too, once a worker or an aggregator is lost.
     """
 
     epoch: f.Seq
@@ -372,6 +375,7 @@ class Roster(Message):
     came: f.Ranks = field(default_factory=list)  # ranks of workers, too
     starts: Incarnations = field(default_factory=list)  # the incarnation of each of them
     worker_keys: PublicKeys = field(default_factory=list)  # likewise the public key; empty where links prove none
+    aggregators: f.Ranks = field(default_factory=list)  # that are lost; the job goes on without them
 
     def __post_init__(self) -> None:
         same_length(self.lost, self.deaths)
@@ -387,6 +391,7 @@ class Roster(Message):
         losses: Mapping[int, int],
         newcomers: Mapping[int, int],
         keys: Mapping[int, str],
+        aggregators: Iterable[int] = (),
     ) -> Roster:
         """Return the one that says so; ``losses`` and ``newcomers`` are incarnations, by rank."""
         lost, came = dict(sorted(losses.items())), dict(sorted(newcomers.items()))
@@ -394,15 +399,17 @@ class Roster(Message):
         return cls(
             *(epoch, sorted(departed), list(lost), list(lost.values()), list(came), list(came.values())),
             proved if any(proved) else [],
+            sorted(aggregators),
         )
 
     @property
-    def told(self) -> tuple[list[int], dict[int, int], dict[int, int], dict[int, str]]:
+    def told(self) -> tuple[list[int], dict[int, int], dict[int, int], dict[int, str], list[int]]:
         return (
             self.departed,
             self.losses,
             self.newcomers,
             dict(zip(self.came, self.worker_keys, strict=bool(self.worker_keys))),
+            self.aggregators,
         )
 
     @property

@@ -19,7 +19,8 @@ machine. A server or aggregator that exits with 0 while the scheduler and worker
 process of ours that exits with JOB_FAILED_EXIT reports that another process has failed. That process has time to exit,
 and gets the blame.
 
-With --min-workers, a worker that dies has not failed as long as so many are left. It is reported to the scheduler.
+With --min-workers, a worker that dies has not failed as long as so many are left, and neither has an aggregator. It is
+reported to the scheduler.
 
 In a job with standbys, a server that dies has not failed. It is reported to the scheduler, and started again as
 `Restarts` says. If the job fails because of it, the reports of the processes that end name it, and it gets the blame.
@@ -209,10 +210,10 @@ class Ending:
     #                 another           lost, and started again            fails the job
     #     server,     0                 fine once the scheduler or all workers have exited; else `_early`: after
     #     standby,                      `patience` it is lost              after `patience` it fails the job
-    #     aggregator  JOB_FAILED_EXIT   `_told`, as for the scheduler
+    #     aggregator  JOB_FAILED_EXIT   `_told`, as for the scheduler; an aggregator that was given up is lost
     #                 REPLACED_EXIT     lost, and started again            fails the job
-    #                 another           lost, and started again; nothing   fails the job
-    #                                   if no worker needs it any more
+    #                 another           lost, and started again; nothing   fails the job; an aggregator is lost
+    #                                   if no worker needs it any more     if `Restarts.spares` it
     #
     # RUNNING has one deadline for two waits. Being told is later and knows more, so it replaces the other.
     #
@@ -344,6 +345,8 @@ class Ending:
             early = Exit(1, text="exited with code 0 while workers were running")
             if self._restarts.survivable(self._early):
                 return self._lose(self._early, early, now)
+            if self._tasks[self._early].role == "aggregator" and self._restarts.spares(self._early):
+                return self._spare(self._early, early, now, False)
             return self._fail(self._early, str(early), early.status, now)
         if self.phase is Phase.TERMINATING:
             return self._kill(now)
@@ -378,10 +381,17 @@ class Ending:
         return report is None or report.cause == self._process(index)
 
     def _spare(self, index: int, how: Exit, now: float, possible: bool) -> list[Action]:
-        """The job goes on without a worker that has died, until it is started again; the scheduler says so.
+        """The job goes on without a process that has died; the scheduler says so.
 
-        Below the least it waits for those that are to be started again, and fails if these are not enough.
+        A worker may be started again. Below the least the job waits for those that are, and fails if these are not
+        enough.
         """
+        if self._early == index:
+            self._early = self.deadline = None
+        if self._tasks[index].role == "aggregator":
+            self._deaths[self._process(index)] = _Death(index, how, now)
+            self._consequences.pop(index, None)
+            return [Lose(index, " ".join(str(how).split()), self._restarts.start(index), True)]
         others = self._left("worker")
         fate = self._restarts.dies(index, how, now, possible and others and not self.finished)
         if fate.at is not None:

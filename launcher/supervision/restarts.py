@@ -22,6 +22,7 @@ from launcher.job.tasks import Task
 #     worker, as long as enough are left      0.1 s, too; the job waits for those it needs
 #     scheduler                               0 s: nobody takes its place
 #       soon after its start, n times         0.5 s times 2^(n-1), 1 s at most
+#     aggregator                              never: the workers of its host send to the servers themselves
 #     any, with ERRORS errors of its own      never
 #     any, after `limit` restarts in all      never
 #     any, on a host that is lost             never
@@ -49,7 +50,7 @@ class Restarts:
     Args:
         roles: the roles whose processes may die.
         limit: how many times processes are started again, in all.
-        min_workers: workers may die as long as so many are left; 0 if none may.
+        min_workers: workers may die as long as so many are left, and aggregators; 0 if none may.
         max_workers: others may be added, up to so many; 0 if none is.
     """
 
@@ -77,8 +78,8 @@ class Restarts:
         return self._limit > 0
 
     def spares(self, index: int) -> bool:
-        """Whether a process is a worker without which the job may go on."""
-        return self._tasks[index].role == "worker" and self._min_workers > 0
+        """Whether a process is a worker or an aggregator without which the job may go on."""
+        return self._tasks[index].role in ("worker", "aggregator") and self._min_workers > 0
 
     def enough(self, coming: int) -> bool:
         """Whether enough workers are left, or will be with so many that are to be started again, or may be added."""

@@ -69,8 +69,9 @@ class Primary:
         lost: Mapping[int, int] = NOBODY,
         came: Mapping[int, int] = NOBODY,
         keys: Mapping[int, str] = NO_KEYS,
+        aggregators: Collection[int] = (),
     ) -> Outbox:
-        return self.answer(self._shard.depart(workers, lost, came, keys))
+        return self.answer(self._shard.depart(workers, lost, came, keys, aggregators))
 
     def answer(self, outbox: Outbox) -> Outbox:
         """Return the part of ``outbox``, which the shard has just returned, that may leave now."""

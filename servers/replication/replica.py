@@ -57,6 +57,7 @@ class Replica:
         self._view: wire.View | None = None
         self._departed: tuple[Collection[int], Mapping[int, int], Mapping[int, int], Mapping[int, str]]
         self._departed = (), NOBODY, NOBODY, NO_KEYS
+        self._bypassed: set[int] = set()  # the aggregators that are lost, as the scheduler or a worker says
         self._told: wire.Standing | None = None
         self._limit_s = limit_s
         self._waits = (0, 0.0)  # for which record to be stored, and since when, as far as ``stand`` has seen
@@ -107,13 +108,15 @@ class Replica:
         lost: Mapping[int, int] = NOBODY,
         came: Mapping[int, int] = NOBODY,
         keys: Mapping[int, str] = NO_KEYS,
+        aggregators: Collection[int] = (),
     ) -> Outbox:
         """Note which workers have left in order, which are ``lost``, and which were started again; see ``Shard``.
 
         A standby hears of it from its primary, in the order of changes.
         """
         self._departed = workers, lost, came, keys
-        return self.primary.depart(workers, lost, came, keys) if self.serves else []
+        self._bypassed.update(aggregators)
+        return self.primary.depart(workers, lost, came, keys, self._bypassed) if self.serves else []
 
     # ---- time
 
@@ -155,8 +158,8 @@ class Replica:
             self._neighbors.link(view.standby_address)
             outbox = self.primary.pair(view.epoch, view.synced and before is None, self._neighbors.record)
         if not served:
-            if any(self._departed):
-                outbox += self.primary.depart(*self._departed)
+            if any(self._departed) or self._bypassed:
+                outbox += self.primary.depart(*self._departed, self._bypassed)
             for peer, request in (*self._held.release(), *self._held_reads.release()):
                 outbox += self.primary.handle(peer, request)
         self.stand()
@@ -174,6 +177,8 @@ class Replica:
             return [(peer, wire.Explanation(message.seq, self._why()))]
         if isinstance(message, wire.Request):
             self._held.add(peer, message)
+        elif (aggregator := self._shard.bypassed(message)) is not None:
+            self._bypassed.add(aggregator)  # once all records of the primary are applied
         return []
 
     def _why(self) -> str:

@@ -347,7 +347,7 @@ class Scheduler:
         if before is not None and role != "worker":
             self._losses.end(wire.Lost(role, rank, again, before.start), self._now)
         elif before is not None and not self.members.all_gone("worker"):
-            self._losses.lose_worker(before, again)
+            self._losses.spare(before, again)
         if role == "worker" and self.members.by_nonce(nonce) is None and self.members.all_gone("worker"):
             raise NodeLost("the job has ended: all other workers have left")
         self._joining.join(peer, message, self._now)
@@ -382,7 +382,10 @@ class Scheduler:
         return self.observing.links.concerns(peer, message)
 
     def _leave(self, member: JobMember, message: wire.Leave) -> list[Answer]:
-        if message.error is not None and self._losses.lose_worker(member, f"failed: {message.error}"):
+        if message.error is not None and self._losses.spare(member, f"failed: {message.error}"):
+            return []
+        early = member.role == "aggregator" and message.error is None and not self.members.all_gone("worker")
+        if early and self._losses.spare(member, "has left"):
             return []
         if not self.members.happens(member, MemberEvent.LEAVES):
             return []
@@ -414,7 +417,11 @@ class Scheduler:
         return self._stores.depart(ranks)
 
     def _go_on_without(self, member: JobMember) -> None:
-        """Tell servers and aggregators of a worker that is lost, and answer those that have waited for it alone."""
+        """Tell others of a worker or an aggregator that is lost, and answer those that have waited for it alone."""
+        if member.role == "aggregator":
+            self._departures.aggregators.add(member.rank)
+            self._announce(over=False)
+            return
         self._departures.lose(member.rank, member.incarnation)
         self._shares.lose(member.rank)  # before anybody goes on without it, and asks whether its samples are left
         self._announce(over=self.members.all_gone("worker"))
@@ -428,7 +435,7 @@ class Scheduler:
             other = self.members.find("worker", newcomer)
             how = f"was about to be let in by {member.node}, which is lost"
             self._released += self._newcomers.give_up(newcomer, NodeLost(f"worker {newcomer} {how}"))
-            if other is not None and not self._losses.lose_worker(other, how):
+            if other is not None and not self._losses.spare(other, how):
                 self._failure.happen(f"{other.node} {how}", self._now)
 
     def _latest_loss(self) -> str:

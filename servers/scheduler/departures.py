@@ -24,6 +24,7 @@ class Departures:
         came: those of them that were started again, and those that were added, likewise, with their incarnations. Until
             they are let in, they are among those that are lost, too.
         keys: the public keys of these, by rank; empty where links prove none.
+        aggregators: those that are lost, by rank.
     """
 
     def __init__(self, farewell_s: float, vacant: Iterable[int] = ()) -> None:
@@ -32,6 +33,7 @@ class Departures:
         self.lost: dict[int, int] = {}
         self.came: dict[int, int] = {}
         self.keys: dict[int, str] = {}
+        self.aggregators: set[int] = set()
         self._vacant = set(vacant)  # the ranks of workers that may be added
         self._farewell_s = farewell_s
         self._recent: deque[tuple[float, int]] = deque()  # (when, rank) of those not yet known
@@ -82,14 +84,15 @@ class Rosters:
         self._tell = tell
         self.epoch = 0
         self._news: wire.Roster | wire.Stop = wire.Roster(0, [])
-        self.of_losses = False  # whether a worker has ever been lost
+        self.of_losses = False  # whether a worker or an aggregator has ever been lost
 
     def change(self, departures: Departures, *, over: bool) -> None:
         """Announce from now on which workers are gone; with ``over``, they are all of them."""
         self.over = over
         self.epoch += 1
-        self.of_losses = self.of_losses or bool(departures.lost)
-        roster = wire.Roster.of(self.epoch, departures.known, departures.lost, departures.came, departures.keys)
+        self.of_losses = self.of_losses or bool(departures.lost or departures.aggregators)
+        gone = departures.known, departures.lost, departures.came, departures.keys, departures.aggregators
+        roster = wire.Roster.of(self.epoch, *gone)
         self._news = wire.Stop() if over else roster
 
     def inform(self, member: JobMember) -> None:

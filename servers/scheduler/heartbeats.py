@@ -105,7 +105,8 @@ class Heartbeats:
         """Tell a process that it is no member: of a server's seat, by a view that does not name it."""
         member = self._members.identify(node)
         given_up = None if member is None else (member.role, member.state)
-        if member is not None and given_up == ("worker", MemberState.LOST) and self._failure.text is None:
+        spared = ("worker", MemberState.LOST), ("aggregator", MemberState.LOST)
+        if member is not None and given_up in spared and self._failure.text is None:
             own = process_name(member.role, member.rank, member.start)
             self._send(peer, wire.JobFailed(f"{node} {wire.GIVEN_UP}", own))
             return

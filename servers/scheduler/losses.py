@@ -1,7 +1,8 @@
 """Whether a job has failed, and why; how the scheduler learns that a member has ended. Pure.
 
 The launcher reports a loss, or the member has been silent for too long. A lost member fails the job, but for a server
-that has a standby in step, a standby, and a worker without which enough workers are left.
+that has a standby in step, a standby, and, with --min-workers, an aggregator and a worker without which enough workers
+are left.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Losses:
     Args:
         key: the scheduler's own public key; empty where links prove no keys.
         least: the job goes on without workers that are lost as long as so many are not; 0 if it does not at all.
-        without: called with a worker that is lost, and without which the job goes on.
+        without: called with a worker or an aggregator that is lost, and without which the job goes on.
         may_come: whether below the least the job waits for workers that are started again.
         may_be_added: whether others may take the places of those that are not.
     """
@@ -125,11 +126,11 @@ class Losses:
                     return  # it has been started again meanwhile
                 self._silent.pop(lost.rank, None)
             if member.state is MemberState.LOST:
-                if lost.final and not self._may_go_on(member.rank, lost.final):
+                if lost.role == "worker" and lost.final and not self._may_go_on(member.rank, lost.final):
                     self._fail_without(member, lost.how, now)
                 return  # it is known already
-            if self.lose_worker(member, lost.how, lost.final):
-                return
+            if self.spare(member, lost.how, lost.final):
+                return  # the job goes on without it
             self._members.happens(member, MemberEvent.DIES)
         start = 1 if member is None else member.start
         cause = process_name(lost.role, lost.rank, start) if self._least and lost.role == "worker" else ""
@@ -147,13 +148,32 @@ class Losses:
         if self._members.restarts(member.role) and self._failure.text is None:
             self._failover.retire(member, now)
 
-    def lose_worker(self, member: JobMember, how: str, final: bool = False) -> bool:
+    def spare(self, member: JobMember, how: str, final: bool = False) -> bool:
         """Let the job go on without ``member``, which ``how``; return False, and change nothing, if it cannot.
 
-        Below the least it waits for those that may come back. ``final``: this one does not.
+        Below the least it waits for workers that may come back. ``final``: this one does not.
         """
-        if member.role != "worker" or not self._least or not self._members.complete or self._failure.text is not None:
+        if not self._least or not self._members.complete or self._failure.text is not None:
             return False
+        if member.role == "aggregator":
+            return self._spare_aggregator(member, how)
+        return member.role == "worker" and self._spare_worker(member, how, final)
+
+    def _spare_aggregator(self, member: JobMember, how: str) -> bool:
+        # Not always: sums of floats are made host by host, then over hosts. Without one, the last bits may differ, and
+        # a job that has not asked to go on without members must give the same bits each time.
+        if not self._members.happens(member, MemberEvent.DIES):
+            return False
+        if self._members.all_gone("worker"):
+            return True  # nobody needs it any more
+        self.news.append(
+            f"aggregator {member.rank}{_of_host(member)} {how}; the workers of its host send to the servers themselves "
+            "from now on"
+        )
+        self._without(member)
+        return True
+
+    def _spare_worker(self, member: JobMember, how: str, final: bool) -> bool:
         left, all_ = self._left(member.rank)
         event = MemberEvent.FAILS if member.state is MemberState.LEFT else MemberEvent.DIES
         if not self._may_go_on(member.rank, final) or not self._members.happens(member, event):
@@ -194,8 +214,9 @@ class Losses:
 
     def silent(self, member: JobMember, now: float) -> None:
         silent = f"has been silent for {now - member.heard:.1f} s"
-        if self.lose_worker(member, f"{silent}{_known(member)}"):
-            self._silent[member.rank] = process_name(member.role, member.rank, member.start)
+        if self.spare(member, f"{silent}{_known(member)}"):
+            if member.role == "worker":
+                self._silent[member.rank] = process_name(member.role, member.rank, member.start)
             return
         self._members.happens(member, MemberEvent.DIES)
         if self._members.restarts(member.role):
@@ -272,6 +293,10 @@ class Losses:
         if about is not None:
             return key == about.key
         return not self._members.has_joined(key)
+
+
+def _of_host(member: JobMember) -> str:
+    return f" on {member.host}" if member.host else ""
 
 
 def _known(member: JobMember) -> str:

@@ -54,6 +54,7 @@ class ServedStores:
         # By rank, the incarnation that was started last, of those started again or added; and their public keys.
         self._came: Mapping[int, int] = {}
         self._keys: Mapping[int, str] = {}
+        self._bypassed: list[int] = []  # the aggregators that are lost
         self._admitted: dict[int, int] = {}  # by rank, the incarnation that another worker has let in
         self.admits: Callable[[int, int], object] = lambda *_: None  # called before one is let in
 
@@ -94,13 +95,22 @@ class ServedStores:
             + [answer for store in self._openers.lose(self._lost) for answer in self._forget(store)]
         )
 
+    def bypass(self, aggregator: wire.Node, ranks: Collection[int]) -> None:
+        """Go on without ``aggregator``, which has sent for the workers ``ranks``; see ``ServedStore.bypass``."""
+        back = self._came.keys() | self._admitted.keys()  # have sent here themselves since they were started again
+        self._bypassed.append(aggregator.rank)
+        if self.recorder is not None:
+            self.recorder.note(self._roster())
+        for served in self.open.values():
+            served.bypass(aggregator, ranks, back)
+
     def _led(self) -> list[Answer]:
         """Let ``set_optimizer`` follow whoever does what one does for all."""
         answers = [answer for agreement in self._agreements.values() for answer in agreement.lead(self._first)]
         return answers + self._abandoned()
 
     def _roster(self) -> wire.Roster:
-        return wire.Roster.of(0, self._departed, self._losses, self._came, self._keys)
+        return wire.Roster.of(0, self._departed, self._losses, self._came, self._keys, self._bypassed)
 
     @property
     def _lost(self) -> Collection[int]:
@@ -173,7 +183,8 @@ class ServedStores:
 
     def capture(self) -> Iterator[wire.Message | Iterable[wire.Message]]:
         """Return the records that give this state to a server without one. See ``snapshot``, ``table_snapshot``."""
-        yield self._roster()
+        # Without ``_bypassed``: that comes last, when the new server knows which pushes have counted.
+        yield wire.Roster.of(0, self._departed, self._losses, self._came, self._keys)
         for store, served in self.open.items():
             openers = self._openers
             opened_by, closed_by = sorted(openers.opened_by[store]), sorted(openers.closed_by[store])
@@ -189,6 +200,8 @@ class ServedStores:
             yield from served.admissions
             yield from served.publishing.snapshot()
             yield from agreement.waiting
+        if self._bypassed:
+            yield self._roster()
 
     def _make(self, store: int, rule: Rule, lineage: int) -> None:
         recording = Recording(store, self.recorder, self._memory)

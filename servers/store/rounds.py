@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 _RANK = itemgetter(0)
+MOST_OVERTAKEN = 64  # pushes of one worker that are remembered as missing; refused ones stay missing
 NOBODY: frozenset[int] = frozenset()  # one for all rounds: each key has some, and an empty set takes 216 bytes
 
 # The states of round n, and the effect of a worker's push n in each. ``version`` is how many rounds are over.
@@ -28,7 +29,7 @@ NOBODY: frozenset[int] = frozenset()  # one for all rounds: each key has some, a
 #   open                           n in _open       is taken                             is none: the first one stays
 #   over, closed here              n <= version     quorum: late; else it is refused     never comes: see the ledger
 #   over, closed by another server n <= _followed   quorum: late if _counted lacks it;   has counted, and is answered
-#                                                   else it is a repeat
+#   or before an aggregator died                    else it is a repeat
 #   beyond the worker's pause      n > _paused      is refused in each state             is refused
 #
 # A worker that pauses names its last push; a worker that is lost cannot. What has come of it counts, and no round waits
@@ -40,7 +41,7 @@ NOBODY: frozenset[int] = frozenset()  # one for all rounds: each key has some, a
 #
 # The calls, by the process that makes them. A standby that takes over serves from then on.
 #
-#   a server that serves   expects, contribute, complete, pause, resume, leave, lose, admit
+#   a server that serves   expects, contribute, complete, pause, resume, leave, lose, admit, withdraw
 #   a standby              follow: the next round alone, as each is recorded. reach: any later round, when it is handed
 #                          results, which a quorum excludes: only the record of a round says who contributed. restore:
 #                          before all else. contribute: late contributions alone. pause, resume, leave, lose,
@@ -97,7 +98,7 @@ class Rounds(Generic[T]):
         self._late: list[tuple[int, Sequence[int], T]] = []
         self.contributors: Collection[int] = ()
         self._counted: dict[int, int] = {}  # with a quorum, by rank: its last push that counts
-        self._followed = 0  # the last round that another server has closed: pushes up to it may come again
+        self._followed = 0  # pushes up to this round may come again: another server has closed it, say
 
     @property
     def untouched(self) -> bool:
@@ -300,6 +301,18 @@ class Rounds(Generic[T]):
                 self._counted[rank] = max(clock, self._counted.get(rank, 0))
             self._look()
 
+    def withdraw(self, ranks: Collection[int], back: Collection[int]) -> None:
+        """Forget what one process has contributed for ``ranks`` to rounds that are open: each of them repeats its part.
+
+        A contribution of one of ``back`` alone is its own. Pushes to rounds that are over may come again, too.
+        """
+        for round_ in self._open.values():
+            for first, (theirs, _) in list(round_.contributions.items()):
+                if set(theirs).issubset(ranks) and not (len(theirs) == 1 and first in back):
+                    del round_.contributions[first]
+                    round_.ranks.difference_update(theirs)
+        self._followed = self.version
+
     def omit(self, ranks: Collection[int]) -> None:
         """Treat these workers, which were started again, as absent from the last round."""
         self._coming.update(dict.fromkeys(ranks, self.version))
@@ -364,6 +377,7 @@ class WorkerClocks(Generic[T]):
     def __init__(self, workers: Collection[int], clocks: dict[int, int] | None = None) -> None:
         self._clocks = dict.fromkeys(sorted(workers), 0) if clocks is None else clocks
         self._paused: dict[int, int] = {}
+        self._overtaken: dict[int, set[int]] = {}  # by rank: the pushes that are missing before its last one
         self._look()
 
     @property
@@ -375,8 +389,8 @@ class WorkerClocks(Generic[T]):
         return self._counts[self.version] == 1 and len(self._clocks) > 1
 
     @property
-    def state(self) -> tuple[dict[int, int], dict[int, int]]:
-        return self._clocks, self._paused
+    def state(self) -> tuple[dict[int, int], dict[int, int], dict[int, set[int]]]:
+        return self._clocks, self._paused, self._overtaken
 
     @property
     def clocks(self) -> Mapping[int, int]:
@@ -391,8 +405,13 @@ class WorkerClocks(Generic[T]):
     def copy(self) -> WorkerClocks[T]:
         made: WorkerClocks[T] = WorkerClocks((), dict(self._clocks))
         made._paused = dict(self._paused)
+        made._overtaken = {rank: set(clocks) for rank, clocks in self._overtaken.items()}
         made._look()
         return made
+
+    def made(self, rank: int) -> tuple[int, frozenset[int]]:
+        """Return the last push of ``rank``, and which before it have not come: later ones have overtaken them."""
+        return self.clocks.get(rank, 0), frozenset(self._overtaken.get(rank, ()))
 
     def open(self) -> list[tuple[int, Sequence[int], T]]:
         return []
@@ -411,10 +430,16 @@ class WorkerClocks(Generic[T]):
     def contribute(self, ranks: Sequence[int], clock: int, contribution: T) -> bool:
         """Note that each of ``ranks`` has pushed ``clock`` times; return whether that is news of one of them."""
         behind = [rank for rank in ranks if self._clocks.get(rank, clock) < clock]
+        if self._overtaken:
+            for rank in ranks:
+                self._overtaken.get(rank, set()).discard(clock)
         if not behind:
             return False
         self._counts[clock] += len(behind)
         for rank in behind:
+            if clock > self._clocks[rank] + 1:
+                overtaken = {*self._overtaken.get(rank, ()), *range(self._clocks[rank] + 1, clock)}
+                self._overtaken[rank] = set(sorted(overtaken)[-MOST_OVERTAKEN:])
             self._counts[self._clocks[rank]] -= 1
             if not self._counts[self._clocks[rank]]:
                 del self._counts[self._clocks[rank]]
@@ -453,6 +478,9 @@ class WorkerClocks(Generic[T]):
             self._clocks.pop(rank, None)
             self._paused.pop(rank, None)
         self._look()
+
+    def withdraw(self, ranks: Collection[int], back: Collection[int]) -> None:
+        """Do nothing: here no contribution waits for others."""
 
     def omit(self, ranks: Collection[int]) -> None:
         """Do nothing: here no round is over."""

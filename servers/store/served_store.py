@@ -12,7 +12,7 @@ push, or says what is wrong with it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from kvstore import wire
@@ -96,6 +96,9 @@ class ServedStore:
         # Of a push that has been checked once: its only bucket, and the hyper-parameters to update it with.
         self._known: dict[SharedFields | None, tuple[list[Bucket], UpdateHyperparameters]] = {}
         self._grouping = self.buckets.grouping
+        # Since an aggregator was lost, by segment and rank of its host: the last push that counted, and those before
+        # it that had not, where each push is an update. Workers repeat what has not been answered.
+        self._counted: dict[int, Mapping[int, tuple[int, Collection[int]]]] = {}
         # Where workers may come back: what they repeat of sums from before training.
         self.first_sums: FirstSums | None = None
         self._newcomers: list[int] = []  # the workers that were started again, in the order in which they came back
@@ -125,6 +128,8 @@ class ServedStore:
         answers = self.push_as_before(peer, message)
         if answers is not None:
             return answers
+        if self._counted and self._has_counted(message):
+            return self._answer(self.waiting.park(peer, message))
         # All checks before the first change: a push that is refused has contributed to no bucket, so that it can be
         # corrected and sent again, and so that no round is closed by half of a message.
         if len(message.ranks) > 1 or message.rank_clocks:
@@ -336,6 +341,28 @@ class ServedStore:
             target.rounds.leave(self.waiting.departed)
             target.rounds.lose(self.waiting.lost)
         return self._without_pushes(targets)
+
+    def bypass(self, aggregator: wire.Node, ranks: Collection[int], back: Collection[int]) -> None:
+        """Go on without ``aggregator``, which is lost: the workers ``ranks`` repeat what it has not answered.
+
+        What it has contributed to open rounds is forgotten. Those of ``back`` have sent here themselves.
+        """
+        self.waiting.forget(aggregator)
+        for bucket in self.buckets.all():  # rows of tables do not go through aggregators
+            rounds = bucket.rounds
+            rounds.withdraw(ranks, back)
+            if isinstance(rounds, WorkerClocks):
+                made = {rank: rounds.made(rank) for rank in ranks}
+                for number in bucket.ids:
+                    self._counted[number] = {**self._counted.get(number, {}), **made}
+
+    def _has_counted(self, message: wire.Push) -> bool:
+        """Whether a worker repeats a push that its host's aggregator had brought before it was lost."""
+        if message.node.role != "worker" or not message.ids:
+            return False
+        # One segment tells of all, because the aggregator has sent on each message whole.
+        last, missing = self._counted.get(message.ids[0], {}).get(message.node.rank, (0, ()))
+        return message.clocks[0] <= last and message.clocks[0] not in missing
 
     def admit(self, message: wire.Admit) -> list[Answer]:
         """Let a worker that was started again into the rounds after those that another worker has pushed."""

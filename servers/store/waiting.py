@@ -198,6 +198,14 @@ class Waiting:
         for rank in self.lost & self.pauses.ranks:
             self.pauses.lose(rank)
 
+    def forget(self, node: wire.Node) -> None:
+        """Forget the requests of ``node``, which is lost: others repeat them, with numbers of their own."""
+        gone = {id(parked): parked for (sender, _), parked in self._parked.items() if sender == node}
+        for parked in gone.values():
+            del self._parked[parked.request.sender[:2]]
+            for target in self._buckets.targets_of(parked.request.ids):
+                target.parked = [entry for entry in target.parked if id(entry[1]) not in gone]
+
     def give_up_hopeless(self) -> list[ParkedRequest]:
         """Give up, and return with their errors, the requests that wait in vain.
 

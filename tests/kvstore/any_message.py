@@ -130,6 +130,8 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "encode": lambda: st.none() | st.just(["topk", [["ratio", 0.1]]]),
         "aggregate": lambda: st.sampled_from(["rounds", "host"]),
         "aggregator": lambda: text if kind is str else ranks,
+        "bypassed": lambda: ranks,
+        "aggregators": lambda: some(st.integers(0, 4096), size, unique=True).map(sorted),
         "aggregator_keys": lambda: some(st.text(max_size=40), size),
         "aggregated": lambda: some(st.lists(st.integers(0, 4096), max_size=3, unique=True).map(sorted), size),
         "sizes": lambda: some(st.integers(1, 1 << 20), size),

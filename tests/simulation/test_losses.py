@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from simulation.losses import BASE, Run, exhaustive, lossy, short
-from simulation.runs import Plan
+from simulation.runs import HOSTS, Plan
 
 from kvstore.errors import NodeLost
 from servers.scheduler.departures import Departures
 from servers.scheduler.stores import Barriers
 from servers.store.rounds import Rounds, WorkerClocks
+from servers.store.served_store import ServedStore
 
 
 def require(plan: Plan, *wanted: str) -> None:
@@ -34,6 +35,16 @@ def test_a_worker_that_dies_at_any_moment_costs_the_others_nothing(which: int) -
 @pytest.mark.parametrize("mode", ["async", "ssp", "drop", "keep"])
 def test_nor_does_it_where_rounds_do_not_wait_for_all(mode: str) -> None:
     for plan in exhaustive(replace(BASE, mode=mode), first=10, step=31):
+        require(plan, "exact")
+
+
+@pytest.mark.parametrize(
+    ("mode", "more"),
+    [("sync", {}), ("sync", {"uneven": True}), ("sync", {"replicas": 1}), ("async", {}), ("ssp", {}), ("keep", {})],
+)
+def test_nor_does_an_aggregator(mode: str, more: dict[str, Any]) -> None:
+    base = replace(BASE, mode=mode, hosts=HOSTS[0], **more)
+    for plan in exhaustive(base, ("aggregator 0",), first=30, step=53):
         require(plan, "exact")
 
 
@@ -71,11 +82,17 @@ def test_without_a_least_a_death_ends_the_job_as_ever() -> None:
 
 
 DEATHS = [replace(plan, crashes=(("worker 2", at),)) for plan in short()[:2] for at in range(70, 160, 6)]
+BROUGHT = [replace(BASE, hosts=HOSTS[0], crashes=(("aggregator 0", at),)) for at in range(150, 330, 7)]
 NOTHING: Callable[[Any], Any] = lambda _: lambda self, *_: None  # noqa: E731
 
 MUTATIONS: dict[str, tuple[type, str, Callable[[Any], Any], list[Plan]]] = {
     "rounds wait for it": (Rounds, "lose", NOTHING, DEATHS),
     "clocks wait for it": (WorkerClocks, "lose", NOTHING, [replace(plan, mode="ssp") for plan in DEATHS]),
+    "what its aggregator brought stays": (Rounds, "withdraw", NOTHING, BROUGHT),
+    "what its aggregator brought counts again": (
+        *(ServedStore, "_has_counted", lambda _: lambda self, message: False),
+        [replace(plan, mode="async") for plan in BROUGHT],
+    ),
     "barriers wait for it": (Barriers, "lose", lambda _: lambda self, rank: [], DEATHS),
     "nobody is told": (
         *(Departures, "lose", lambda _: lambda self, rank: None),

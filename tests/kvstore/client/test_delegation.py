@@ -342,6 +342,36 @@ def test_what_is_left_out_goes_from_job_to_job_with_aggregators_and_without(tmp_
         assert set(total["cut"].tolist()) == {20.0 * number}
 
 
+@pytest.mark.parametrize("kind", ["topk", "fp16", "int8", "1bit"])
+def test_workers_encode_for_an_aggregator_that_is_lost_whenever_that_is(kind: str) -> None:
+    """Also what they had pushed before. All values are such that nothing is left out."""
+    ones = {"w": torch.ones(300), "cut": torch.ones(40, 50)}
+    options = {"type": kind, **({"ratio": 1.0} if kind == "topk" else {}), "pull": {"type": "fp16"}}
+
+    def work(store: DistStore) -> list[float]:
+        store.set_gradient_compression(options)
+        store.init(list(ones), [torch.zeros_like(value) for value in ones.values()])
+        outs = [[torch.empty_like(value) for value in ones.values()] for _ in range(6)]
+        tickets = [store.pushpull(list(ones), list(ones.values()), out, wait=i > 3) for i, out in enumerate(outs)]
+        for ticket in tickets:
+            ticket.wait()
+        store.pull("w", last := torch.empty(300))
+        return sorted({value for out in (*outs, [last]) for each in out for value in each.reshape(-1).tolist()})
+
+    for at in range(60, 190, 10):
+        job = SimulatedJob(1, workers=4, hosts=HOSTS, bigarray_bound=1000, reaped=True, min_workers=1)
+        network = job.network
+
+        def happen(job: SimulatedJob = job, at: int = at) -> None:
+            if job.network.deliveries == at:
+                job.world.after(0.0, lambda: job.kill("aggregator 0"))
+
+        network.on_delivery = happen
+        outcome = job.run(work)
+        assert (outcome.errors, outcome.results) == ({}, [[4.0]] * 4), at
+        assert outcome.exit_codes["aggregator 0"] is None, at
+
+
 SIZES = {"a": 3000, "b": 7, "c": 500}
 
 

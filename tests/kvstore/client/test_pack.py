@@ -238,7 +238,7 @@ def test_compressed_values_are_decoded(listed: bool) -> None:
     plan = plan_of({"a": Spec((3,), "float32")})
     out = torch.zeros(3)
     outs: Any = [[out]] if listed else plan.outputs([out])
-    Writer(plan, outs, copy=True).take(plan.parcels[0], wire.Values(1), decode)
+    Writer(plan, outs, copy=True).take(plan.parcels[0], wire.Values(1, lengths=[1]), decode)
     assert out.tolist() == [9, 9, 9]
 
 

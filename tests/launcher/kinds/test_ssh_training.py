@@ -130,6 +130,70 @@ def test_an_aggregator_that_is_killed_ends_the_job_by_name(over_ssh: Site, hosts
     assert over_ssh.relics() == []
 
 
+# All values are small integers, so sums have the same bits in any order.
+COUNTED = """
+import time
+import numpy as np
+import kvstore as kv
+
+STEPS, SIZE = 150, 50_000
+summed, free, coded, lent = map(kv.create, ("dist_sync", "dist_async", "dist_sync", "dist_device_sync"))
+ones, out = np.ones(SIZE, np.float32), np.zeros(SIZE, np.float32)
+weight = np.arange(SIZE, dtype=np.float32)
+summed.set_optimizer("sgd", learning_rate=0.125, momentum=0.5)
+free.set_optimizer("sgd", learning_rate=1.0)
+coded.set_gradient_compression({"type": "fp16", "pull": {"type": "fp16"}})
+for store in (summed, free, coded, lent):
+    store.init("w", weight if store is summed else np.zeros(SIZE, np.float32))
+for step in range(1, STEPS + 1):
+    summed.pushpull("w", ones * (step % 3 - 1) * (summed.rank + 1), out=weight)
+    free.push("w", ones)
+    for store in (coded, lent):
+        store.pushpull("w", ones, out=out)
+        assert (out == 4).all(), (step, np.unique(out))
+    if step == 5:
+        assert lent.statistics().bytes_lent, "the aggregator reads what is pushed"
+        print("trains", flush=True)
+    time.sleep(0.005)
+free.barrier()
+free.pull("w", out=out)
+assert (out == -4 * STEPS).all(), np.unique(out)
+np.save(f"weights-{summed.rank}", weight)
+print("exact", flush=True)
+"""
+
+
+def counted_here() -> np.ndarray:
+    def train(store: DistStore) -> np.ndarray:
+        weight = np.arange(50_000, dtype=np.float32)
+        store.set_optimizer("sgd", learning_rate=0.125, momentum=0.5)
+        store.init("w", weight)
+        for step in range(1, 151):
+            store.pushpull("w", np.full_like(weight, (step % 3 - 1) * (store.rank + 1)), out=weight)
+        return weight
+
+    with ThreadedJob(4, 2) as job:
+        return job.run(train)[0]
+
+
+def test_without_its_aggregator_a_host_goes_on_and_everything_counts_once(over_ssh: Site, hosts: Hosts) -> None:
+    (over_ssh.directory / "counted.py").write_text(COUNTED)
+    words = over(over_ssh, *(f"{address} slots=2" for address in hosts.addresses[:2]))
+    env = ("--env-server", "KVSTORE_DEVICE_SUM:host", "--env-worker", "KVSTORE_DEVICE_SUM:host")
+    run = over_ssh.launch(
+        *(*words, *env, "-n", "4", "-s", "2", "--min-workers", "1", "python", "counted.py"), real=True
+    )
+    until(lambda: run.out.count("trains") == 4, "the workers to train", over=run.over)
+    pid, _ = over_ssh.member("aggregator", 1, "servers")
+    os.kill(pid, signal.SIGKILL)
+    assert run.wait(120) == 0, run.err
+    assert run.out.count("exact") == 4
+    assert " was killed by SIGKILL; the workers of its host send to the servers themselves from now on" in run.all_err
+    undisturbed = counted_here()
+    for rank in range(4):
+        assert np.array_equal(np.load(over_ssh.directory / f"weights-{rank}.npy"), undisturbed), rank
+
+
 MISTAKE = """
 import numpy as np
 import kvstore as kv

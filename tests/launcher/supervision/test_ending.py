@@ -484,6 +484,23 @@ def test_a_worker_without_which_enough_are_left_is_lost_and_the_job_ends_well(ex
     assert run.over_with == 0
 
 
+@pytest.mark.parametrize("exit", [{"signum": 9}, {"code": 1}, {"code": 0}])
+def test_so_is_an_aggregator_and_nothing_takes_its_place(exit: dict[str, int]) -> None:
+    tasks = [*TASKS, Task("aggregator", 0, ("x",), {})]
+    run = Run(tasks, restarts=Restarts(tasks, frozenset(), 9, min_workers=2))
+    assert run.tick() == []
+    lost = run.exit(len(TASKS), **exit)
+    if not lost:
+        run.now += 3.1
+        lost = run.tick()
+    assert [type(action) for action in lost] == [Lose]
+    run.now += 60
+    assert run.tick() == []
+    assert run.exit(WORKER_0, WORKER_1) == []
+    run.exit(SCHEDULER, SERVER)
+    assert run.over_with == 0
+
+
 def test_the_last_that_dies_when_all_others_have_ended_lets_the_job_end() -> None:
     run = sparing()
     assert run.exit(WORKER_0) == []

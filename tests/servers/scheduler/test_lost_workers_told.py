@@ -46,6 +46,24 @@ def test_servers_and_aggregators_are_told_of_a_loss_at_once_and_the_job_goes_on(
     assert job.scheduler.lost_workers == {1, 2}
 
 
+def test_of_an_aggregator_that_is_lost_all_are_told_and_the_job_goes_on() -> None:
+    job = Sparing(3, 2, replicas=1, aggregated=[[0, 1]])
+    lost = wire.Lost("aggregator", 0, "was killed by SIGKILL")
+    told = [(whom, said.aggregators) for whom, said in job.handle(b"launcher", lost) if isinstance(said, wire.Roster)]
+    assert {whom for whom, _ in told} >= {*job.servers, *job.standbys, *job.workers}
+    assert {tuple(ranks) for _, ranks in told} == {(0,)}
+    (line,) = job.scheduler.take_news()
+    assert "was killed by SIGKILL; the workers of its host send to the servers themselves from now on" in line
+    assert job.handle(b"launcher", lost) == [], "it is known"
+    assert job.scheduler.failure is None
+    (aggregator,) = job.aggregators
+    (gone,) = job.beat(aggregator)
+    assert (gone.text, gone.cause) == (
+        "aggregator 0 was given up, and the job goes on without it",
+        "start 1 of aggregator 0",
+    )
+
+
 def test_a_server_whose_link_was_made_anew_is_told_again() -> None:
     job = Sparing()
     job.lose(2)

@@ -221,6 +221,29 @@ def test_those_who_wait_are_answered_when_it_is_lost() -> None:
     assert desk.value(2, 1).tolist() == [2], "integers are not scaled"
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_workers_repeat_what_a_lost_aggregator_had_brought_and_it_counts_once(mode: str) -> None:
+    desk = Desk(3, mode, values={1: floats(0)}, aggregated=[[1, 2]], min_workers=1)
+    if mode == "async":
+        optimized(desk, lr=1.0)
+    w0, w1, w2 = desk.workers
+    (host,) = desk.aggregators
+    desk.ask(host, host.push({1: floats(5)}, ranks=[1, 2] if mode == "sync" else [1]))
+    desk.ask(w0, w0.push({1: floats(2)}))
+    desk.ask(w0, wire.Here(w0.node, bypassed=0))  # which is not for it to say: it is of another host
+    heard = desk.reply(host, host.push({1: floats(5)}, clock=2, ranks=[1, 2] if mode == "sync" else [2]))
+    assert not isinstance(heard, wire.Failure)
+    held = desk.value(1).tolist()
+    assert desk.ask(w1, wire.Here(w1.node, bypassed=0)) == {}, "it may know before this server"
+    text_of(desk.reply(host, host.push({1: floats(5)}, clock=3, ranks=[1])), "NodeLost")
+    repeat = w1.push({1: floats(5)}, clock=1, want=True)
+    assert read(desk, desk.reply(w1, repeat)).tolist() == desk.value(1).tolist() == held
+    if mode == "sync":
+        for worker, own in ((w0, 1), (w1, 10), (w2, 100)):
+            desk.ask(worker, worker.push({1: floats(own)}, clock=2))
+        assert desk.value(1, 2).tolist() == [111], "what the aggregator had brought to the open round is not in it"
+
+
 def test_what_had_come_of_it_counts_once_on_the_server_that_has_it() -> None:
     desk, w0, w1, w2 = Desk(3, values={1: floats(0), 2: floats(0)}).and_workers()
     desk.ask(w2, w2.push({1: floats(30)}))
