@@ -161,7 +161,12 @@ class Surviving:
             digit = rest >> (BITS * place + 2 * rank) & 3
             places[rank] += [place] * digit
         twice = any(len(found) > (7 if self._partial else 1) for found in places.values())
-        elsewhere = {place for found in places.values() for place in found} != {(number - 1) % 7}
+        rounds = {place for found in places.values() for place in found}
+        elsewhere = rounds != {(number - 1) % 7}
+        if (
+            elsewhere and self._ahead and len(rounds) == 1
+        ):  # a death may end several rounds at once: a later one's value
+            elsewhere = (rounds.pop() - number + 1) % 7 > self._rounds - number
         if rest >> BITS * 7 or twice or (elsewhere and not self._later):
             raise Wrong(f"{key!r} of round {number}: {rest:#x}")
         return frozenset(rank for rank in workers if places[rank])
