@@ -266,10 +266,15 @@ class KVStore:
         self._on_pull = on_pull
 
     def declare(self, text: str | None) -> None:
-        """Let this worker's pushes say ``text`` from now on: in rounds whose workers do not say the same, all fail.
+        """Send ``text`` with this worker's pushes from now on. A round fails if its workers send different texts.
 
-        For what all workers must do alike, and nobody else would notice. It costs nothing while nobody says anything.
-        Where a push is an update of its own, or may count in a later round, nothing is compared.
+            store.declare("fc.weight frozen")  # a Mismatch on all, unless each worker says so
+
+        A program declares what all workers must do alike, and what the servers cannot see. Stores in which a push is an
+        update of its own, or may count in a later round, compare nothing.
+
+        Args:
+            text: what the servers compare; None for nothing.
         """
 
     # ---- tables: rows by their ids

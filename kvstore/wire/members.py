@@ -363,9 +363,9 @@ class Newcomer(Message):
 class Roster(Message):
     """Which workers have left in order (``departed``), and which are ``lost``. ``epoch`` grows with every change.
 
-    A worker that is lost may be started again, others may be added: ``came`` are these. Until another worker lets it
-    in, such a worker is lost for everybody. The workers of lost ``aggregators`` send to the servers themselves. To
-    servers and aggregators; to workers, too, once a worker or an aggregator is lost.
+    ``came`` are the workers that were started again, or were added. Each of them counts as lost until another worker
+    lets it in. The workers of lost ``aggregators`` send to the servers themselves. The scheduler sends this to servers
+    and aggregators, and to workers once a worker or an aggregator is lost.
     """
 
     epoch: f.Seq

@@ -114,8 +114,8 @@ class PushRows(WorkersOwn):
     changes: f.Changes
     codecs: RowCodecs  # of each table's rows, here and in the answer
     priority: f.Priority = None  # see ``Push``
-    # whether rows without a codec are float32 where their table has half precision: they are sums, which are rounded
-    # when they have been used
+    # Whether rows without a codec are float32 though their table has half precision. Such rows are sums, and the server
+    # rounds only what becomes of them.
     in_float32: Annotated[bool, f.flag] = False
     buffers: Sequence[Buffer] = field(repr=False, default=())  # the ids, the rows, the ids of the rows that are wanted
 

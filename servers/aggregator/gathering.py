@@ -222,8 +222,8 @@ class Gathering:
     def depart(self, ranks: Collection[int], lost: Collection[int] = ()) -> list[Group]:
         """Note which workers push nothing more; return the groups that are complete now.
 
-        What one that is ``lost`` has pushed, and no server has, counts nowhere: a worker that is started again in its
-        place pushes to the servers itself, from the round on that they have open.
+        The pushes of a ``lost`` worker that are still here are dropped. The worker that is started again in its place
+        pushes these rounds itself, to the servers.
         """
         self._departed = frozenset((*ranks, *lost))
         for group in self.groups() if lost else ():
