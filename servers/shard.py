@@ -126,7 +126,9 @@ class Shard:
                 return refusal
         if not isinstance(message, wire.Request):
             aggregator = self.bypassed(message)
-            return [] if aggregator is None else self.bypass([aggregator])
+            if aggregator is not None:
+                self.bypass([aggregator])
+            return []
         if isinstance(message, wire.Explain):
             return [(peer, self._explain(message).reply(message.seq))]
         verdict = self.ledger.admit(message) if message.remembered else Verdict.NEW
@@ -187,7 +189,7 @@ class Shard:
             return None
         return message.bypassed if self._speakers.speaks_for(message.bypassed, message.node) else None
 
-    def bypass(self, aggregators: Collection[int]) -> Outbox:
+    def bypass(self, aggregators: Collection[int]) -> None:
         """Go on without ``aggregators``, which are lost: their workers repeat here what has not been answered.
 
         A worker may hear of the loss before this server does. So it says so over its link before it repeats anything.
@@ -195,7 +197,6 @@ class Shard:
         for node, ranks in self._speakers.lose_aggregators(aggregators).items():
             self._reply_links.forget(node)
             self._stores.bypass(node, ranks)
-        return []
 
     def _hear_no_more(self, lost: Mapping[int, int]) -> None:
         for node in self._speakers.lose(lost):

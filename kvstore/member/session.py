@@ -76,9 +76,8 @@ class Session:
         self.aggregated: list[list[int]] = []
         self.addresses: list[str] = []  # of the servers, by rank, as they are now
         self.servers: list[Peer] = []  # of a worker: the links to them
-        self.aggregator: Peer | None = (
-            None  # of a worker: the link to its host's aggregator, if it has one; None once that is lost
-        )
+        # of a worker: the link to its host's aggregator, if it has one; None once that is lost
+        self.aggregator: Peer | None = None
         self.scheduler: Peer = b""
         self.client = Client(make_transport, clock, self.limits, config.role, secrets.randbits(62), config.window_bytes)
         self.activity = WorkerActivity(self.client, clock, self._carriers)

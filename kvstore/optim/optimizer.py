@@ -400,7 +400,7 @@ def _torch_names(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any
         named["betas"] = (named.pop("beta1", betas[0]), named.pop("beta2", betas[1]))
     for key in named:
         if key not in valid and key not in (LAZY, *MULTIPLIERS):  # a change of a group may have these
-            known = {*valid, "rescale_grad", "clip_gradient", "lr_mult", "wd_mult", *aliases, *pair}
+            known = {*valid, "rescale_grad", "clip_gradient", *MULTIPLIERS, *aliases, *pair}
             raise UnknownName(f"{name} has no hyper-parameter {key!r}; choose from {choices(known)}{meant(key, known)}")
     return named
 

@@ -43,7 +43,7 @@ from kvstore.job.contract import process_name
 from kvstore.job.exit_report import ExitReport
 from kvstore.job.processes import Exit
 from launcher.job.tasks import Task
-from launcher.supervision.restarts import Restarts
+from launcher.supervision.restarts import Fate, Restarts
 
 
 @dataclass(frozen=True)
@@ -388,22 +388,21 @@ class Ending:
         """
         if self._early == index:
             self._early = self.deadline = None
-        if self._tasks[index].role == "aggregator":
-            self._deaths[self._process(index)] = _Death(index, how, now)
-            self._consequences.pop(index, None)
-            return [Lose(index, " ".join(str(how).split()), self._restarts.start(index), True)]
         others = self._left("worker")
-        fate = self._restarts.dies(index, how, now, possible and others and not self.finished)
-        if fate.at is not None:
-            self._waiting[index] = fate.at
-        if not self._restarts.enough(sum(self._tasks[other].role == "worker" for other in self._waiting)):
-            return self._fail(index, f"{how}{self._restarts.too_few(index)}", how.status, now)
+        if self._tasks[index].role == "aggregator":
+            fate = Fate(self._restarts.start(index), None, "")
+        else:
+            fate = self._restarts.dies(index, how, now, possible and others and not self.finished)
+            if fate.at is not None:
+                self._waiting[index] = fate.at
+            if not self._restarts.enough(sum(self._tasks[other].role == "worker" for other in self._waiting)):
+                return self._fail(index, f"{how}{self._restarts.too_few(index)}", how.status, now)
         self._deaths[self._process(index)] = _Death(index, how, now)
         self._consequences.pop(index, None)
-        if not others:
-            self._enter(Phase.LINGER, now + self._limits.linger)
-            return [Lose(index, " ".join(str(how).split()), fate.start, True)]
         lose = Lose(index, " ".join(str(how).split()), fate.start, fate.at is None)
+        if not others and self._tasks[index].role == "worker":
+            self._enter(Phase.LINGER, now + self._limits.linger)
+            return [lose]
         says = fate.text and self._restarts.limited
         return [lose, Say(f"{self._tasks[index].title} {lose.how}; {fate.text}")] if says else [lose]
 

@@ -141,7 +141,7 @@ class ReplicaProcess(ShardMember):
         if isinstance(notice, wire.View):
             return self._unless_replaced(lambda: self._replica.look(notice))
         if isinstance(notice, wire.Roster):
-            return self._replica.depart(*notice.told)
+            return self._replica.depart(notice)
         return []
 
     def _renew(self) -> Outbox:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from kvstore import wire
 from kvstore.errors import WireError
 from servers.requests.replies import Outbox
-from servers.shard import NO_KEYS, NOBODY, Shard
+from servers.shard import Shard
 
 # When an answer waits for the standby.
 #
@@ -63,15 +63,8 @@ class Primary:
             return [(peer, wire.Explanation(message.seq, text))]
         return self.answer(outbox)
 
-    def depart(
-        self,
-        workers: Collection[int],
-        lost: Mapping[int, int] = NOBODY,
-        came: Mapping[int, int] = NOBODY,
-        keys: Mapping[int, str] = NO_KEYS,
-        aggregators: Collection[int] = (),
-    ) -> Outbox:
-        return self.answer(self._shard.depart(workers, lost, came, keys, aggregators))
+    def depart(self, roster: wire.Roster) -> Outbox:
+        return self.answer(self._shard.depart(*roster.told))
 
     def answer(self, outbox: Outbox) -> Outbox:
         """Return the part of ``outbox``, which the shard has just returned, that may leave now."""

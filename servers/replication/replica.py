@@ -7,7 +7,7 @@ primary, it applies the records that it has stored, and answers.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from kvstore import wire
@@ -16,7 +16,7 @@ from servers.replication.primary import Primary
 from servers.replication.standby import SEATS, Standby
 from servers.requests.guest_links import READER
 from servers.requests.replies import Outbox
-from servers.shard import NO_KEYS, NOBODY, Shard
+from servers.shard import Shard
 
 MOST_READS = 256  # requests of readers that are kept; a reader asks again for others
 
@@ -55,8 +55,7 @@ class Replica:
         self._held = HeldRequests()
         self._held_reads = HeldRequests()  # of readers
         self._view: wire.View | None = None
-        self._departed: tuple[Collection[int], Mapping[int, int], Mapping[int, int], Mapping[int, str]]
-        self._departed = (), NOBODY, NOBODY, NO_KEYS
+        self._roster = wire.Roster(0, [])  # the last one of the scheduler
         self._bypassed: set[int] = set()  # the aggregators that are lost, as the scheduler or a worker says
         self._told: wire.Standing | None = None
         self._limit_s = limit_s
@@ -102,21 +101,14 @@ class Replica:
             raise Replaced(f"server {view.primary.rank} is served by another process, in view {view.epoch}")
         return self._standby.look(view)
 
-    def depart(
-        self,
-        workers: Collection[int],
-        lost: Mapping[int, int] = NOBODY,
-        came: Mapping[int, int] = NOBODY,
-        keys: Mapping[int, str] = NO_KEYS,
-        aggregators: Collection[int] = (),
-    ) -> Outbox:
-        """Note which workers have left in order, which are ``lost``, and which were started again; see ``Shard``.
+    def depart(self, roster: wire.Roster) -> Outbox:
+        """Note who has left in order, who is lost, and who has come; see ``Shard``.
 
         A standby hears of it from its primary, in the order of changes.
         """
-        self._departed = workers, lost, came, keys
-        self._bypassed.update(aggregators)
-        return self.primary.depart(workers, lost, came, keys, self._bypassed) if self.serves else []
+        self._roster = roster
+        self._bypassed.update(roster.aggregators)
+        return self._tell() if self.serves else []
 
     # ---- time
 
@@ -158,8 +150,8 @@ class Replica:
             self._neighbors.link(view.standby_address)
             outbox = self.primary.pair(view.epoch, view.synced and before is None, self._neighbors.record)
         if not served:
-            if any(self._departed) or self._bypassed:
-                outbox += self.primary.depart(*self._departed, self._bypassed)
+            if any(self._roster.told) or self._bypassed:
+                outbox += self._tell()
             for peer, request in (*self._held.release(), *self._held_reads.release()):
                 outbox += self.primary.handle(peer, request)
         self.stand()
@@ -180,6 +172,9 @@ class Replica:
         elif (aggregator := self._shard.bypassed(message)) is not None:
             self._bypassed.add(aggregator)  # once all records of the primary are applied
         return []
+
+    def _tell(self) -> Outbox:
+        return self.primary.depart(replace(self._roster, aggregators=sorted(self._bypassed)))
 
     def _why(self) -> str:
         rank = self._node.rank

@@ -133,7 +133,7 @@ def test_a_standby_in_place_of_another_begins_anew() -> None:
 
 def test_who_has_left_is_told_to_the_shard() -> None:
     setup = paired()
-    assert setup.primary.depart([0]) == []
+    assert setup.primary.depart(wire.Roster(1, [0])) == []
     assert setup.shard.departed == [0]
 
 

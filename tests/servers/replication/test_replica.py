@@ -81,7 +81,7 @@ def test_a_standby_that_takes_over_applies_what_it_has_stored_and_then_answers_w
     ask = wire.Explain(wire.Sender(WORKER, 10, 0), 9)
     why = "waits for the standby of server 1, which has not taken over yet"
     assert replica.handle(b"w", ask) == [(b"w", wire.Explanation(10, why))]
-    replica.depart([3], {2: 1})
+    replica.depart(wire.Roster(1, [3], [2], [1]))
     assert (setup.shard.departed, setup.shard.lost) == ([], [])  # its primary says when
     assert replica.busy
     assert replica.look(TAKEN_OVER) == [(b"w", wire.Ack(9))]
