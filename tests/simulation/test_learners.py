@@ -283,3 +283,88 @@ def test_late_ones_that_are_forgotten_are_caught(closed: Closed, monkeypatch: py
 
     monkeypatch.setattr(Rounds, "complete", complete)
     assert verdicts(closed)
+
+
+# ---- learners that die, and are started again
+
+
+class Lived(NamedTuple):
+    """What became of learners, and how many of them were let in."""
+
+    outcome: Outcome
+    back: int
+
+
+def live(rule: Rule, kills: Sequence[tuple[int, float]], periods: int = 12, **options: Any) -> Lived:
+    """Run three learners, of which the last takes twice as long if there is a quorum; ``kills`` says who dies when."""
+    job = SimulatedJob(
+        *(0, CALM, 3, 2),
+        rule=rule,
+        bigarray_bound=1000,
+        restarts=5,
+        returns=True,
+        reaped=True,
+        start_s=0.2,
+        min_workers=1,
+    )
+    entered: set[int] = set()
+    for rank, at_s in kills:
+        job.world.after(at_s, lambda rank=rank: job.kill(f"worker {rank}"))  # type: ignore[misc]
+
+    def program(store: DistStore) -> Any:
+        params = {name: torch.nn.Parameter(torch.zeros(size)) for name, size in SIZES.items()}
+        optimizer = torch.optim.SGD(params.values(), lr=1.0)
+        outer = DiLoCo(params, optimizer, store, 2, "sgd", {"lr": 1.0}, weight="samples", **options)
+        start = job.starts[f"worker {store.rank}"]
+        if outer.come_back() and outer.steps < 2 * periods:
+            entered.add(start)
+            for name, param in params.items():
+                store.pull(name, out := torch.empty(SIZES[name]))
+                assert torch.equal(out, param), "it has the weights of now"
+        pace = 1.0 if store.rank == 2 and rule.quorum is not None else 0.5
+        while outer.steps < 2 * periods:
+            assert job.world.current is not None
+            job.world.current.wait(pace)
+            for param in params.values():
+                param.grad = torch.full_like(param, store.rank + 1)
+            outer.step(samples=store.rank + 1)
+        outer.finish()
+        return [param.tolist() for param in params.values()], outer.steps
+
+    outcome = job.run(program)
+    require_even(outcome)
+    assert {steps for _, steps in outcome.results} == {2 * periods}
+    return Lived(outcome, len(entered))
+
+
+@pytest.mark.parametrize("rule", [Rule(), Rule(**KEEP, grace=0.2)], ids=["all", "quorum"])
+@pytest.mark.parametrize("streaming", [{}, {"fragments": 2, "overlap": 1}], ids=["whole", "streaming"])
+def test_a_learner_that_died_comes_back(rule: Rule, streaming: dict[str, Any], closed: Closed) -> None:
+    """Between two pushes, while a fragment travels, and twice; each outer gradient counts once at most."""
+    for kills in ([(1, 2.3)], [(2, 2.501)], [(0, 3.002), (1, 3.4)], [(1, 1.7), (1, 4.2)]):
+        closed.clear()
+        assert live(rule, kills, **streaming).back
+        counts = Counter((number, each.rank, each.clock) for (number, _), found in closed.items() for each in found)
+        assert set(counts.values()) == {1}, kills
+
+
+def test_a_learner_that_comes_back_must_train_what_the_others_train() -> None:
+    job = SimulatedJob(*(0, CALM, 2, 1), restarts=1, returns=True, reaped=True, start_s=0.2, min_workers=1)
+    job.world.after(2.3, lambda: job.kill("worker 1"))
+
+    def program(store: DistStore) -> Any:
+        params = {name: torch.nn.Parameter(torch.zeros(4)) for name in ("a.w", "b.w")}
+        params["b.w"].requires_grad_(job.starts[f"worker {store.rank}"] == 1)
+        outer = DiLoCo(params, torch.optim.SGD(params.values(), lr=1.0), store, 2)
+        while outer.steps < 20:
+            assert job.world.current is not None
+            job.world.current.wait(0.5)
+            params["a.w"].grad = torch.ones(4)
+            outer.step()
+        outer.finish()
+        return outer.steps
+
+    outcome = job.run(program)
+    assert list(outcome.errors) == [1]
+    assert "the others have changed requires_grad of b.w meanwhile" in str(outcome.errors[1])
+    assert outcome.results[0] == 20

@@ -13,7 +13,7 @@ of workers, which wait for others for as long as these usually take, and means b
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +32,7 @@ from workers.common.stores import NO_RULE, join_refusal, open_store, updates_eac
 from workers.common.values import everything_of, module_or_dict, parameters_of
 from workers.reducer import Reducer
 
+MOST_NAMED = 200  # characters of names in an error
 WEIGHTS = (None, "samples")
 OUTER_PARAMS = {"learning_rate": 0.7, "momentum": 0.9}  # the paper's, for Nesterov momentum
 
@@ -157,6 +158,15 @@ class GlobalWeights:
 
     def trained(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if name not in self._frozen]
+
+    def require_trained(self, names: Collection[str]) -> None:
+        """Raise ``UsageError`` unless this worker trains ``names``, as the others do."""
+        if set(names) != set(self.trained(self._params)):
+            differ = ", ".join(sorted(set(names).symmetric_difference(self.trained(self._params))))
+            raise UsageError(
+                f"this worker comes back, and the others have changed requires_grad of {differ[:MOST_NAMED]} meanwhile: "
+                "change it before DiLoCo is made again"
+            )
 
 
 def _wide(param: torch.Tensor) -> torch.Tensor:
@@ -370,6 +380,32 @@ class DiLoCo(Stepper):
         # The samples of these steps; None where nobody weighs.
         self._samples = None if weight is None else [0] * self._schedule.fragments
         self._in_flight: dict[int, Ticket | None] = {}  # by fragment; None for one that has arrived
+        self.marks_steps = True  # whether the end of ``after_step`` is a boundary; see ``KVStore.boundary``
+        if self._store.min_workers:
+            self._store.attach(f"diloco of {self._fragments[0][0]}", _TakenOver(self), shared=True)
+
+    def come_back(self) -> bool:
+        """Let this worker into a job that has gone on without it, if it was started again; return whether it was.
+
+        ``step`` calls it. Call it before the first batch, so that the batch is read for the step that comes:
+
+            diloco = DiLoCo(model, optimizer, "dist_sync")
+            diloco.come_back()
+            for step in range(diloco.steps, 10_000):
+                ...
+
+        The worker has the global weights then, and the place of the others in the schedule. The state of its inner
+        optimizer, and its buffers, begin anew.
+
+        Raises:
+            UsageError: the others train other parameters.
+            KVStoreError: as for ``KVStore.boundary``.
+        """
+        if not self._store.newcomer:
+            return False
+        self._store.boundary()
+        self._global.pull()
+        return True
 
     def step(self, closure: Callable[[], float] | None = None, samples: int | None = None) -> float | None:
         """Make one step of the optimizer, and do what ``after_step`` does. Returns what the optimizer's ``step`` does.
@@ -379,6 +415,7 @@ class DiLoCo(Stepper):
             samples: how many samples the step's batch has, which ``weight="samples"`` needs.
         """
         self._require(samples)
+        self.come_back()
         loss = self._inner_step(closure)
         self.after_step(samples)
         return loss
@@ -394,6 +431,7 @@ class DiLoCo(Stepper):
             KVStoreError: an error of the store.
         """
         count = self._require(samples)
+        self.come_back()
         self._steps += 1
         self._position += 1
         self._global.thaw()
@@ -404,10 +442,13 @@ class DiLoCo(Stepper):
             self._in_flight[number] = self._send([number])
             self._rounds += 1
         for number in self._schedule.arriving(self._position):
-            self._take(number)
+            if number in self._in_flight:  # else it left before this worker came back, which has its new values
+                self._take(number)
         for ticket in self._in_flight.values():
             if ticket is not None:
                 ticket.done()  # receives what has come: only a wait receives, and nothing waits here
+        if self.marks_steps:
+            self._store.boundary()
 
     def finish(self, timeout: float | None = None) -> None:
         """Synchronize everything: before an evaluation, and at the end of training. Every worker calls this.
@@ -579,3 +620,23 @@ class DiLoCo(Stepper):
             if ticket is not None:
                 ticket.wait()
                 self._in_flight[number] = None
+
+
+class _TakenOver:
+    """What a worker that comes back takes over from another: its place in the schedule, and what it trains."""
+
+    def __init__(self, diloco: DiLoCo) -> None:
+        self._diloco = diloco
+
+    def state_dict(self) -> dict[str, Any]:
+        ours = self._diloco
+        return {
+            "steps": ours._steps,
+            "position": ours._position,
+            "trained": ours._global.trained(name for names in ours._fragments for name in names),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        ours = self._diloco
+        ours._global.require_trained(state["trained"])
+        ours._steps, ours._position = state["steps"], state["position"]

@@ -41,7 +41,21 @@ class DiLoCoTrainer:
         )
         # ``fit`` averages buffers itself.
         self._outer = DiLoCo(model, self._inner.optimizer, store, buffers=False, **options)
+        if store.min_workers:
+            self._inner.attach_rates(store, "rates of fit")
         self.store = store
+
+    @property
+    def marks_steps(self) -> bool:
+        """Whether the end of ``step`` is a boundary; see ``KVStore.boundary``."""
+        return self._outer.marks_steps
+
+    @marks_steps.setter
+    def marks_steps(self, marks: bool) -> None:
+        self._outer.marks_steps = marks
+
+    def come_back(self) -> bool:
+        return self._outer.come_back()
 
     def zero_grad(self) -> None:
         self._inner.zero_grad()

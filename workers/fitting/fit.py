@@ -176,17 +176,20 @@ class TrainingRun:
         if resume:
             self.batches, self.samples = resume.batch, self._archive.load(resume, self.metric)
             self.evaluated = self._archive.evaluated
-        if self.store is not None and isinstance(self.trainer, Trainer):
-            self._in_job = JobCheckpoints(self, self.store, self._archive, self._position)
-            self._in_job.attach(resume)
+        if self.store is not None:
             self.trainer.marks_steps = False  # a step is over when it has been counted here
+            if isinstance(self.trainer, Trainer):
+                self._in_job = JobCheckpoints(self, self.store, self._archive, self._position)
+                self._in_job.attach(resume)
+            elif self.store.min_workers and self.store.attach("fit", _Place(self), shared=True):
+                self.batches = 0  # the job was resumed, and nobody's position in the data was saved
         self._archive.begin(self.reducer, self.store, self._in_step(), epoch=epoch, batch=self.batches)
         self._callbacks.tell("begin", self)
         if not self.evaluated and not self.batches:
             self._archive.go_on()  # an evaluation may draw random numbers
             self._evaluate(self.epoch - 1, {})
             self._agree_to_stop()
-        if isinstance(self.trainer, Trainer) and self.trainer.come_back():
+        if self.trainer.come_back():
             self._came_back = True
             if self._position.continues:
                 self._position.load(self.others_at)
@@ -219,7 +222,8 @@ class TrainingRun:
             self._report(parts[0].loss)
             if self._in_job:
                 self._in_job.store.save_checkpoint(if_due=True)
-                self._in_job.store.boundary()
+            if self.store is not None:
+                self.store.boundary()
         self._came_back = False  # not before: ``_left`` asks
         if self.batches == 0:
             log.warning(

@@ -259,6 +259,15 @@ class Trainer:
         self._likeness.say()
         return True
 
+    def attach_rates(self, store: KVStore, name: str) -> None:
+        """Have a worker that comes back take over the learning rate and its schedule, in a ``store`` of another's.
+
+        Args:
+            store: through which the worker is let in; it need not be the trainer's.
+            name: see ``KVStore.attach``.
+        """
+        store.attach(name, self._rates, shared=True)
+
     def _step(self, batch_size: int | None, ignore_stale_grad: bool) -> None:
         self.come_back()
         if self._frozen:

@@ -72,7 +72,7 @@ def test_stores_that_the_program_has_not_made_take_no_number(tmp_path: Path) -> 
                 with reader_of(job, store=name) as reader:
                     assert reader.pull("w").tolist() == [number]
             with (
-                reader_of(job, store="3", timeout=0.3) as reader,
+                reader_of(job, store="3", timeout=1.0) as reader,
                 pytest.raises(DeadlineExceeded, match="stores workers, 1, 2 have key 'w'"),
             ):
                 reader.wait_for("w")
