@@ -17,7 +17,7 @@ from kvstore.rule import Rule
 from servers.store.array_updates import Updates
 from servers.store.grace import FEW, Grace
 from servers.store.rounds import Rounds
-from workers import DiLoCo
+from workers import DiLoCo, Reducer, fit
 
 CALM = Weather(delay_s=0.001)
 ROUGH = Weather(delay_s=0.02, cut=0.01, repeat=0.1)
@@ -368,3 +368,42 @@ def test_a_learner_that_comes_back_must_train_what_the_others_train() -> None:
     assert list(outcome.errors) == [1]
     assert "the others have changed requires_grad of b.w meanwhile" in str(outcome.errors[1])
     assert outcome.results[0] == 20
+
+
+def test_fit_goes_on_at_the_epoch_and_batch_of_the_others() -> None:
+    job = SimulatedJob(*(0, CALM, 3, 2), restarts=1, returns=True, reaped=True, start_s=0.2, min_workers=1)
+    job.world.after(3.7, lambda: job.kill("worker 1"))
+    seen: dict[tuple[int, int], list[tuple[int, int]]] = {}
+
+    def program(store: DistStore) -> Any:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        own = seen.setdefault((store.rank, job.starts[f"worker {store.rank}"]), [])
+
+        def rest(param: Any) -> None:
+            assert job.world.current is not None
+            job.world.current.wait(0.5)
+            own.append((param.epoch, param.nbatch))
+
+        data = [(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))] * 6
+        options = {"inner_steps": 2, "fragments": 1, "weight": "samples"}
+        with Reducer.over(store.companion()) as reducer:
+            fit(
+                *(model, data),
+                num_epoch=3,
+                kvstore=store,
+                reducer=reducer,
+                optimizer_params={"learning_rate": 0.1},
+                batch_end_callback=rest,
+                diloco=options,
+                split=False,
+            )
+        return [param.tolist() for param in model.parameters()]
+
+    outcome = job.run(program)
+    assert not outcome.errors, outcome.errors
+    assert all(weights == outcome.results[0] for weights in outcome.results)
+    whole, before, after = seen[0, 1], seen[1, 1], seen[1, 2]
+    assert whole == [(epoch, batch) for epoch in range(3) for batch in range(6)]
+    assert before and before == whole[: len(before)]
+    assert after and after == whole[-len(after) :]
