@@ -11,6 +11,7 @@ from benchmarks.options import parse
 from benchmarks.session import Session
 from benchmarks.suites.cluster import cluster
 from benchmarks.suites.compression import compression
+from benchmarks.suites.deaths import deaths
 from benchmarks.suites.devices import devices
 from benchmarks.suites.encryption import encryption
 from benchmarks.suites.everything import everything
@@ -42,6 +43,7 @@ MEASUREMENTS: dict[str, Callable[[Session], None]] = {
     "publish": publish,
     "followers": followers,
     "straggler": straggler,
+    "deaths": deaths,
     "devices": devices,
     "all": everything,
 }

@@ -34,6 +34,7 @@ WHATS = {
     "publish": "versions of a model for readers, here and over 200 Mbit/s; bytes of changes; --net decoder has 1.2 GB",
     "followers": "rounds of a job with two followers, versions that an actor has, 64 followers",
     "straggler": "whether a worker that becomes 50 ms late is named in time; its network needs root and iproute2",
+    "deaths": "which part of the samples counts where workers are killed and come back; --rounds are seconds",
     "devices": "what the workers of one host have on GPUs, summed in shared memory and on one GPU; needs a GPU",
     "all": "all of these but the soak, with fewer rounds, in under ten minutes on two cores",
 }

@@ -366,7 +366,7 @@ def test_a_learner_that_comes_back_must_train_what_the_others_train() -> None:
 
     outcome = job.run(program)
     assert list(outcome.errors) == [1]
-    assert "the others have changed requires_grad of b.w meanwhile" in str(outcome.errors[1])
+    assert "the others have changed requires_grad of b.w: change it" in str(outcome.errors[1])
     assert outcome.results[0] == 20
 
 
@@ -405,5 +405,7 @@ def test_fit_goes_on_at_the_epoch_and_batch_of_the_others() -> None:
     assert all(weights == outcome.results[0] for weights in outcome.results)
     whole, before, after = seen[0, 1], seen[1, 1], seen[1, 2]
     assert whole == [(epoch, batch) for epoch in range(3) for batch in range(6)]
-    assert before and before == whole[: len(before)]
-    assert after and after == whole[-len(after) :]
+    assert before
+    assert before == whole[: len(before)]
+    assert after
+    assert after == whole[-len(after) :]
