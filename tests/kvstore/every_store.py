@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from store_kinds import Kind, Run
+from every_worker import every_worker_of
+from store_kinds import Kind
 
 import kvstore as kv
 
@@ -26,22 +26,6 @@ MORE_ASSIGNING = [
 ALL, MORE = [*ASSIGNING, Kind("dist_async", 2, 2)], [*MORE_ASSIGNING, Kind("dist_async", 2, 2, "zeromq")]
 
 
-def by_each_worker(test: Callable[..., None]) -> Callable[..., None]:
-    """Turn a test of a ``store`` into one of ``run``, in which every worker calls it."""
-    signature = inspect.signature(test)
-    if "store" not in signature.parameters:
-        return test
-
-    @functools.wraps(test)
-    def runs(run: Run, **more: Any) -> None:
-        run(lambda store: test(store, **more))
-
-    others = [parameter for name, parameter in signature.parameters.items() if name != "store"]
-    run = inspect.Parameter("run", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    runs.__signature__ = signature.replace(parameters=[run, *others])  # type: ignore[attr-defined]
-    return runs
-
-
 def each_of(kinds: list[Kind], before_a_release: Sequence[Kind] = (), long: Sequence[Kind] = ()) -> Any:
     """Run a test against ``kinds``, against ``long`` as a long one, and against the others before a release.
 
@@ -50,7 +34,7 @@ def each_of(kinds: list[Kind], before_a_release: Sequence[Kind] = (), long: Sequ
     slow = [pytest.param(kind, marks=pytest.mark.long) for kind in long]
     more = [pytest.param(kind, marks=pytest.mark.release) for kind in before_a_release]
     marked = pytest.mark.parametrize("run", [*kinds, *slow, *more], ids=str, indirect=True)
-    return lambda test: marked(by_each_worker(test))
+    return lambda test: marked(every_worker_of("run")(test) if "store" in signature(test).parameters else test)
 
 
 assigning = each_of(ASSIGNING, MORE_ASSIGNING)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from every_worker import every_worker_of
 from safetensors import safe_open
 from threaded import ThreadedJob
 from waiting import LONG
@@ -501,14 +502,11 @@ class Stateless:
         raise AssertionError
 
 
-def test_a_job_without_a_directory_says_how_to_get_one_unless_the_call_is_for_what_is_due() -> None:
-    def work(store: DistStore) -> None:
-        assert store.attach("stateless", Stateless()) is False
-        with pytest.raises(UsageError, match=r"attach\('step', ...\) takes an object with .* load_state_dict, not int"):
-            store.attach("step", 3)  # type: ignore[arg-type]
-        assert store.save_checkpoint(if_due=True) is None
-        with pytest.raises(UsageError, match="set KVSTORE_CHECKPOINT_DIR for all its processes"):
-            store.save_checkpoint()
-
-    with ThreadedJob(1, 1) as job:
-        job.run(work)
+@every_worker_of("alone")
+def test_a_job_without_a_directory_says_how_to_get_one_unless_the_call_is_for_what_is_due(store: DistStore) -> None:
+    assert store.attach("stateless", Stateless()) is False
+    with pytest.raises(UsageError, match=r"attach\('step', ...\) takes an object with .* load_state_dict, not int"):
+        store.attach("step", 3)  # type: ignore[arg-type]
+    assert store.save_checkpoint(if_due=True) is None
+    with pytest.raises(UsageError, match="set KVSTORE_CHECKPOINT_DIR for all its processes"):
+        store.save_checkpoint()

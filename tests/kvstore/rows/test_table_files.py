@@ -17,9 +17,9 @@ import kvstore as kv
 from kvstore.errors import CheckpointError, DeadlineExceeded, UsageError
 from kvstore.lineage import Version
 from kvstore.rows import saving
+from kvstore.rows.foreign_files import export_parquet
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.open_table import open_table, require_known
-from kvstore.rows.foreign_files import export_parquet
 from kvstore.rows.row_table import RowTable
 from kvstore.rows.saving import FrozenReading, OpenSaves, SavePace, load_table, save_table
 from kvstore.rows.table_files import FrozenState, base_of, folders, from_json, load_manifest, to_json, write_save
