@@ -297,7 +297,6 @@ class End:
 
     def __init__(self, sums: Sums, rank: int) -> None:
         self.sums, self.rank = sums, rank
-        self.calls: list[str] = []
 
     def init(self, key: str | list[str], value: torch.Tensor | list[torch.Tensor]) -> None:
         if self.rank == 0 and isinstance(key, list):
@@ -319,16 +318,6 @@ class End:
         self.sums.both.wait()
         value.copy_(self.sums.values[key])
         self.sums.both.wait()
-
-    def join(self, timeout: float | None = None) -> int:
-        self.calls.append("join")
-        return 0
-
-    def begin_join(self) -> None:
-        self.calls.append("begin_join")
-
-    def close(self) -> None:
-        self.calls.append("close")
 
 
 def together(work: Any) -> list[Any]:
@@ -369,16 +358,6 @@ def test_all_hear_which_worker_fails_first_and_why() -> None:
 
     told = ["", "worker 1: what is attached as 'möbius'", f"worker 1: {'x' * 600}", "worker 0: both"]
     assert together(work) == [told] * 2
-
-
-def test_a_join_is_the_stores() -> None:
-    def work(end: End) -> list[str]:
-        meetings = Meetings(end, end.rank, 2)
-        meetings.begin_join()
-        meetings.join()
-        return end.calls
-
-    assert together(work) == [["begin_join", "join"]] * 2
 
 
 class Holder:
