@@ -11,7 +11,7 @@ import pytest
 from damage import ODD, changed, error_of, fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from row_rules import Momentum
+from row_rules import Momentum, has
 
 import kvstore as kv
 from kvstore.errors import CheckpointError, DeadlineExceeded, UsageError
@@ -74,14 +74,6 @@ class Stripes:
             for part, mine in self._mine(page.ids.tolist()):
                 parts = {name: values[mine] for name, values in page.parts.items()}
                 part.put(page.ids[mine], page.rows[mine], parts, opened.version, max(opened.manifest.steps))
-
-
-def has(part, number):
-    try:
-        part.require(np.array([number]))
-    except UsageError:
-        return False
-    return True
 
 
 def saved(directory, **options):
