@@ -60,13 +60,8 @@ class TableReading:
         self._requests.session.client.submit(operation, ready, questions)
 
     @property
-    def version(self) -> int:
-        """How many updates the table had had; where its stripes differ, the most."""
-        return max(Version(*frozen.at).number for frozen in self.stripes)
-
-    @property
     def steps(self) -> int:
-        """How many of these the optimizer had made; where the stripes differ, the most."""
+        """How many updates the optimizer had made; where the stripes differ, the most."""
         return max(frozen.steps for frozen in self.stripes)
 
     def state(self, rule: str | None) -> FrozenState:
