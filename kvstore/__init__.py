@@ -44,11 +44,10 @@ if TYPE_CHECKING:
     from kvstore.reading.followed_table import FollowedTable
     from kvstore.reading.follower import Follower
     from kvstore.reading.reader import Reader
+    from kvstore.rows.foreign_files import export_parquet, read_parquet, read_vectors
     from kvstore.rows.hashed_ids import hash_ids
     from kvstore.rows.open_table import OpenTable, open_table
-    from kvstore.rows.parquet_files import export_parquet, read_parquet
     from kvstore.rows.row_sparse import RowSparse
-    from kvstore.rows.vector_files import read_vectors
 
 __version__ = "0.1.0"
 
@@ -107,13 +106,13 @@ _LATER = {
     "OpenTable": "kvstore.rows.open_table",
     "RowSparse": "kvstore.rows.row_sparse",
     "export_mxnet": "kvstore.checkpoint.mxnet_conversion",
-    "export_parquet": "kvstore.rows.parquet_files",
+    "export_parquet": "kvstore.rows.foreign_files",
     "hash_ids": "kvstore.rows.hashed_ids",
     "import_mxnet": "kvstore.checkpoint.mxnet_conversion",
     "open_table": "kvstore.rows.open_table",
     "read_checkpoint": "kvstore.checkpoint.any_checkpoint",
-    "read_parquet": "kvstore.rows.parquet_files",
-    "read_vectors": "kvstore.rows.vector_files",
+    "read_parquet": "kvstore.rows.foreign_files",
+    "read_vectors": "kvstore.rows.foreign_files",
 }
 
 if not TYPE_CHECKING:  # type checkers would take every name for one of the module's

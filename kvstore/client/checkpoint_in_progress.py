@@ -79,7 +79,7 @@ class CheckpointInProgress:
         self._stores, self._parts = stores, sorted(parts)
         self._keep, self._timeout_s, self._ended = keep, timeout_s, ended
         self._captured: dict[tuple[int, int], wire.Captured] = {}  # by place of the store, and server
-        self._expected = [(place, server) for place, store in enumerate(stores) for server in store.captures()]
+        self.expected = [(place, server) for place, store in enumerate(stores) for server in store.captures()]
         self._thread: threading.Thread | None = None
         self._begun = threading.Lock()
 
@@ -87,14 +87,10 @@ class CheckpointInProgress:
     def open(self) -> bool:
         return self._thread is None or self._thread.is_alive()
 
-    @property
-    def expected(self) -> Sequence[tuple[int, int]]:
-        return self._expected
-
     def take(self, which: tuple[int, int], reply: wire.Captured) -> None:
         """Note that a server's file is on the disk. May be called twice."""
         self._captured[which] = reply
-        if len(self._captured) == len(self._expected):
+        if len(self._captured) == len(self.expected):
             self._end(self._complete)
 
     def fail(self, error: KVStoreError) -> None:

@@ -172,7 +172,7 @@ class Meetings:
     """
 
     def __init__(self, store: KVStore, rank: int, seats: int) -> None:
-        self._store, self._rank, self._number = store, rank, seats
+        self.store, self._rank, self._number = store, rank, seats
         self._slots = torch.zeros(3 * seats, dtype=torch.int64, device="cpu")
         self._failed = torch.zeros(seats, dtype=torch.int64, device="cpu")
         self._text = torch.zeros(MOST_TEXT, dtype=torch.int64, device="cpu")
@@ -189,7 +189,7 @@ class Meetings:
         self._slots.zero_()
         of_rank = self._slots.view(self._number, 3)
         of_rank[self._rank] = torch.tensor([number, following, int(own)], dtype=torch.int64, device="cpu")
-        self._store.pushpull(f"{KEY}s", self._slots)
+        self.store.pushpull(f"{KEY}s", self._slots)
         rows: list[list[int]] = of_rank.tolist()
         first = next((rank for rank, row in enumerate(rows) if row[1]), 0)
         return Decided(rows[first][0], rows[first][1], first, [rank for rank, row in enumerate(rows) if row[2]])
@@ -205,21 +205,15 @@ class Meetings:
         """
         self._failed.zero_()
         self._failed[self._rank] = int(bool(why))
-        self._store.pushpull(f"{KEY}.failed", self._failed)
+        self.store.pushpull(f"{KEY}.failed", self._failed)
         failed = self._failed.nonzero().flatten().tolist()
         if not failed:
             return ""
         self._text.zero_()
         if failed[0] == self._rank:
             self._text[: len(why)] = torch.tensor([*map(ord, why[:MOST_TEXT])], dtype=torch.int64, device="cpu")
-        self._store.pushpull(f"{KEY}.why", self._text)
+        self.store.pushpull(f"{KEY}.why", self._text)
         return f"worker {failed[0]}: {''.join(chr(code) for code in self._text.tolist() if code)}"
-
-    def begin_join(self) -> None:
-        self._store.begin_join()
-
-    def join(self) -> None:
-        self._store.join()
 
 
 class Checkpointing:
@@ -235,6 +229,7 @@ class Checkpointing:
         make_store: Callable[[], KVStore],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.rank = session.rank
         self.made = self.failed = 0  # made, failed: how many checkpoints worker 0 has completed, and how many failed
         self._session = session
         self._clock = clock
@@ -257,10 +252,6 @@ class Checkpointing:
         self._schedule = CheckpointSchedule(config.checkpoint_every, self._base, clock())
         self._meets = self.directory is not None and config.checkpoint_every != Interval()
         self._next = self._schedule.first() if self._meets else NEVER
-
-    @property
-    def rank(self) -> int:
-        return self._session.rank
 
     def _begun(self) -> tuple[int, int]:
         """Open and verify the checkpoint to continue from; return the newest number there is, and that one's."""
@@ -347,12 +338,12 @@ class Checkpointing:
     def begin_join(self) -> None:
         """This worker has run out of batches: others meet without it."""
         if self._meets:
-            self._meetings.begin_join()
+            self._meetings.store.begin_join()
 
     def end_join(self) -> None:
         """All workers are in step again: the next round begins with a meeting, since some have missed others."""
         if self._meets:
-            self._meetings.join()
+            self._meetings.store.join()
             self._next = 0
 
     # ---- helpers

@@ -423,7 +423,7 @@ class DistStore(KVStore):
         if not self._session.leads:
             return
         self._pushes.flush()
-        self._optimizing.load(path, self._entries)
+        self._optimizing.restore(*states_file.read(path), self._entries, path)
 
     # ---- checkpoints
 

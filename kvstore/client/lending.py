@@ -144,7 +144,8 @@ class Lending:
         self._made, self._made_bytes = self._made + 1, self._made_bytes + nbytes
         block = _Block(lent.memory, self._made)
         blocks.append(block)
-        operation = Operation("lending memory", (), self._client, self._failed)
+        why = "the aggregator has not taken what was lent"
+        operation = Operation("lending memory", (), self._client, lambda _: self._stop(why))
         fields = {"store": self._requests.store, "loan": block.loan, **lent.handle._asdict()}
 
         def answered(reply: wire.Borrowed) -> None:
@@ -155,9 +156,6 @@ class Lending:
         self.refusal = "the aggregator has not opened the memory yet"
         self._client.ask(operation, Question(self._aggregator, operation, wire.Lend, fields, answered))
         return block
-
-    def _failed(self, _operation: Operation) -> None:
-        self._stop("the aggregator has not taken what was lent")
 
     def _stop(self, why: str) -> None:
         """Lend nothing any more. What has been opened stays until the store is closed, for CUDA wants that."""

@@ -145,7 +145,7 @@ class Newcomers:
         self.take_clocks(part)
         of_store = self._state["stores"][str(store)]
         part.barriers.pass_to(place.barriers)
-        part.joining.pass_to(place.joins)
+        part.joining.number = place.joins
         part.publishing.number = max(part.publishing.number, of_store["versions"])
         part.optimizing.take_over(of_store["optimizing"])
 

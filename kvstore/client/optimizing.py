@@ -55,12 +55,8 @@ class StoredStates:
             if key not in self._entries.tables:
                 raise UsageError(f"{where} holds states of table {key!r}, which has not been initialized")
 
-    def replace(self, states: Mapping[Key, RowStates]) -> None:
+    def replace(self, key: Key, states: RowStates) -> None:
         """Give rows these states. In tables that grow, only rows that are there take them."""
-        for key, of_key in states.items():
-            self._replace(key, of_key)
-
-    def _replace(self, key: Key, states: RowStates) -> None:
         what, plan, entry = "load_optimizer_states", self._plans.tables([key]), self._entries[key]
         missing = np.ones(len(states.ids), bool)
         with self._stored.freeze(entry.segments, int(self._clocks.pushed[entry.place])) as reading:
@@ -240,10 +236,6 @@ class Optimizing:
             segments |= self._requests.get_states(parcel)
         states_file.write(path, optimizer, assemble(segments, entries) | self._tables.read(), residuals, note)
 
-    def load(self, path: str | os.PathLike[str], entries: Entries) -> None:
-        name, loaded = states_file.read(path)
-        self.restore(name, loaded, entries, path)
-
     def restore(self, optimizer: str, loaded: StateTensors, entries: Entries, where: str | os.PathLike[str]) -> None:
         states_file.require_optimizer(optimizer, self.require("load_optimizer_states"), where)
         loaded, tables = split(loaded, where)
@@ -265,7 +257,8 @@ class Optimizing:
                 of_parcel |= by_segment.get(segment, {})
             if of_parcel:
                 self._requests.put_states(parcel.server, of_parcel)
-        self._tables.replace(tables)
+        for key, of_key in tables.items():
+            self._tables.replace(key, of_key)
 
 
 def _parcels(entries: Entries) -> list[Parcel]:

@@ -85,7 +85,7 @@ class Packer:
             without_grad(torch.cat, parts, out=from_buffer(buffer, sum_dtype(parcel.dtype)))
             return [buffer]
         if parcel.many and (addresses := arrays.at(parcel.positions)) is not None:
-            buffer = self._buffer(parcel)
+            buffer = room(parcel.nbytes, self._memory)
             collect(addresses + parcel.offsets, parcel.lengths, buffer)
             return [buffer]
         parts = views_of(parcel, arrays.tensors)
@@ -95,16 +95,12 @@ class Packer:
                 return views
         if gather and parcel.nbytes >= PART * len(parts):
             return [cast("wire.Buffer", ScatteredFrame(map(to_buffer, parts)))]  # at the other end it is one
-        buffer = self._buffer(parcel)
+        buffer = room(parcel.nbytes, self._memory)
         if len(parts) == 1 and parcel.nbytes < SMALL:
             from_buffer(buffer, parcel.dtype).copy_(parts[0].detach())
         else:
             without_grad(torch.cat, parts, out=from_buffer(buffer, parcel.dtype))
         return [buffer]
-
-    def _buffer(self, parcel: Parcel) -> memoryview:
-        small = parcel.nbytes < SMALL
-        return memoryview(bytearray(parcel.nbytes)) if small else self._memory.allocate(parcel.nbytes)
 
     def _views(self, parts: Sequence[torch.Tensor]) -> list[wire.Buffer] | None:
         """Return ``parts`` in place, adjacent ones merged. None: some are not from ``empty``, or they are too many."""
@@ -261,16 +257,9 @@ class OutgoingRows:
         self.in_float32 = any(rows[place].dtype == np.float32 for place in plan.halves)
         self.striped = Striped(plan, ids, whole)  # the ids, by server
 
-    def counts(self, server: int) -> list[int]:
-        return self.striped.counts[server]
-
-    def ids(self, server: int) -> Ids:
-        return self.striped.ids(server)
-
     def nbytes(self, server: int) -> int:
-        if self.in_float32:
-            return sum(self._plan.lengths(self.counts(server), sums=True))
-        return self._plan.nbytes(self.counts(server))
+        counts = self.striped.counts[server]
+        return sum(self._plan.lengths(counts, sums=True)) if self.in_float32 else self._plan.nbytes(counts)
 
     def write(self, server: int, into: memoryview) -> None:
         at = 0
@@ -287,7 +276,7 @@ class OutgoingRows:
                     rows.take(positions, 0, whole[at:stop], "clip")  # they are in range: no check of them
                     at = stop
             return
-        lengths = self._plan.lengths(self.counts(server), self.in_float32)
+        lengths = self._plan.lengths(self.striped.counts[server], self.in_float32)
         for table, rows, positions, length in zip(
             self._plan.tables, self._rows, self.striped.positions(server), lengths, strict=True
         ):

@@ -14,7 +14,6 @@ from kvstore.client.requests import Requests
 from kvstore.client.resuming import TrainedStore
 from kvstore.errors import UsageError
 from kvstore.lineage import lineage_of, new_lineage
-from kvstore.member.outstanding import Question, ready
 from kvstore.spec import Key, require_same, shorten, without_value
 from kvstore.values import Leaving, as_dtype, as_tensor, spec_of
 from kvstore.values.any_arrays import Column
@@ -55,7 +54,8 @@ class Publishing:
         It returns when they have noted it: no round that this worker takes part in can be over before.
         """
         rounded = _rounded(dtype)
-        if not isinstance(label, str) or len(label) > MOST_LABEL or _is_broken(label):
+        # No message can have halves of surrogate pairs.
+        if not isinstance(label, str) or len(label) > MOST_LABEL or any("\ud800" <= each <= "\udfff" for each in label):
             raise UsageError(f"label={label!r:.300} must be a text of at most {MOST_LABEL} characters")
         entries = self._store.entries
         chosen = self._chosen(keys, entries)
@@ -128,35 +128,21 @@ class Publishing:
         return dtypes
 
     def _ask(self, keys: list[Key], number: int, label: str, rounded: str | None) -> None:
-        requests, entries, pushed = self._requests, self._store.entries, self._store.clocks.pushed
-        session = requests.session
-        segments: dict[int, tuple[list[int], list[int]]] = {server: ([], []) for server in range(len(session.servers))}
+        entries, pushed = self._store.entries, self._store.clocks.pushed
+        servers = range(len(self._requests.session.servers))
+        segments: dict[int, tuple[list[int], list[int]]] = {server: ([], []) for server in servers}
         for key in dict.fromkeys(keys):
             entry = entries[key]
             for segment in entry.segments:
                 ids, clocks = segments[segment.server]
                 ids.append(segment.id)
                 clocks.append(int(pushed[entry.place]))
-        fields = {"store": requests.store, "lineage": self._lineage, "number": number, "label": label}
-        operation = requests.operation("publish", keys)
-        questions = [
-            Question(
-                session.servers[server],
-                operation,
-                wire.Publish,
-                {**fields, "rounded": rounded, "ids": ids, "clocks": clocks},
-            )
-            for server, (ids, clocks) in segments.items()
-        ]
-        session.client.exchange(operation, ready, questions)
+        fields = {"lineage": self._lineage, "number": number, "label": label, "rounded": rounded}
+        own = {server: {**fields, "ids": ids, "clocks": clocks} for server, (ids, clocks) in segments.items()}
+        self._requests.each("publish", keys, wire.Publish, own)
 
 
 MOST_LABEL = 256  # characters
-
-
-def _is_broken(text: str) -> bool:
-    """Whether ``text`` has halves of surrogate pairs, which no message can have."""
-    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _rounded(dtype: Any) -> str | None:

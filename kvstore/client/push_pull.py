@@ -561,7 +561,7 @@ class PushOfRows(StoreRequest):
     def message(self, sender: wire.Sender) -> wire.PushRows:
         server, memory = self.parcel.server, self.pushes.session.client
         lr, rescale, changes, order, _ = self.numbers
-        ids = self.contribution.ids(server)
+        ids = self.contribution.striped.ids(server)
         pushed = sendable(ids, memory)
         if self.ids is None:
             wanted: wire.Buffer = b""
@@ -575,7 +575,7 @@ class PushOfRows(StoreRequest):
             store=self.pushes.requests.store,
             ids=self.parcel.ids,
             clocks=self.clocks,
-            counts=self.contribution.counts(server),
+            counts=self.contribution.striped.counts[server],
             wanted=self.counts,
             wide=self.plan.wide,
             want=self.want,

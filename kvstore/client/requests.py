@@ -132,14 +132,19 @@ class Requests:
                     nbytes = 0
                 nbytes += parcel.nbytes
                 operation, peer = under_way[-1], self.session.servers[parcel.server]
-                message = _FirstValues(peer, operation, self.store, parcel, values, self.packer)
-                self._client.submit(operation, ready, [message])
+                question = Question(peer, operation, wire.Init, partial(self._first_values, parcel, values))
+                self._client.submit(operation, ready, [question])
             while under_way:
                 under_way[0].wait()
                 under_way.popleft()
         finally:
             for operation in under_way:
                 self._client.give_up(operation)
+
+    def _first_values(self, parcel: Parcel, values: Leaving) -> dict[str, Any]:
+        kinds, shapes = parcel.shapes()
+        listed = {"ids": parcel.ids, "keys": parcel.keys(), "kinds": kinds, "shapes": shapes, "dtype": parcel.dtype}
+        return {"store": self.store, **listed, "buffers": self.packer.pack(parcel, values)}
 
     def ready(self, keys: Sequence[Key], effect: Effect) -> None:
         """Report keys ready, which other workers may use from then on; this has ``effect``."""
@@ -235,34 +240,6 @@ class Requests:
 
     def operation(self, what: str, keys: Iterable[Key] = ()) -> Operation:
         return Operation(what, list(keys), self._client, limits=self.limits)
-
-
-class _FirstValues(PendingRequest):
-    """The first values of a parcel's segments. They are packed when the message is made."""
-
-    __slots__ = ("packer", "parcel", "store", "values")
-
-    def __init__(
-        self, peer: bytes, operation: Operation, store: int, parcel: Parcel, values: Leaving, packer: Packer
-    ) -> None:
-        super().__init__(peer, operation)
-        self.store = store
-        self.parcel = parcel
-        self.values = values
-        self.packer = packer
-
-    def message(self, sender: wire.Sender) -> wire.Init:
-        kinds, shapes = self.parcel.shapes()
-        return wire.Init(
-            sender,
-            store=self.store,
-            ids=self.parcel.ids,
-            keys=self.parcel.keys(),
-            kinds=kinds,
-            shapes=shapes,
-            dtype=self.parcel.dtype,
-            buffers=self.packer.pack(self.parcel, self.values),
-        )
 
 
 class _Last(Question):
@@ -377,7 +354,7 @@ class Joining:
     def __init__(self, requests: Requests, clocks: PushClocks) -> None:
         self._requests = requests
         self._clocks = clocks
-        self.number = 0  # of the last pause
+        self.number = 0  # of the last pause. One that comes later has its sponsor's.
         self._operation: Operation | None = None  # of the one that is under way
         self._last = 0
         self._rounds: dict[int, int] = {}  # by segment: where its rounds are when the worker goes on
@@ -385,10 +362,6 @@ class Joining:
     @property
     def under_way(self) -> bool:
         return self._operation is not None
-
-    def pass_to(self, number: int) -> None:
-        """Go on as one that has called ``join`` so often."""
-        self.number = number
 
     def begin(self, entries: Entries) -> None:
         """Announce a pause to the scheduler, then to the servers. Nothing may be pushed from here to ``end``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from kvstore.client.plans import RowPlan
 from kvstore.client.requests import Requests
 from kvstore.errors import WireError
 from kvstore.lineage import Version
-from kvstore.member.outstanding import PendingRequest, Question, ready
+from kvstore.member.outstanding import Question, ready
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.halves import array_dtype
 from kvstore.rows.ids import Ids, stripes_of
@@ -25,8 +26,6 @@ from kvstore.rows.sums import Positions, Rows
 from kvstore.rows.table_files import FrozenState
 from kvstore.spec import ITEMSIZE, Key
 from kvstore.table import Table
-from kvstore.ticket import Operation
-from kvstore.transport.memory import Memory
 
 PAGE = 8 << 20  # bytes of rows and of what belongs to them, in one message
 
@@ -61,13 +60,8 @@ class TableReading:
         self._requests.session.client.submit(operation, ready, questions)
 
     @property
-    def version(self) -> int:
-        """How many updates the table had had; where its stripes differ, the most."""
-        return max(Version(*frozen.at).number for frozen in self.stripes)
-
-    @property
     def steps(self) -> int:
-        """How many of these the optimizer had made; where the stripes differ, the most."""
+        """How many updates the optimizer had made; where the stripes differ, the most."""
         return max(frozen.steps for frozen in self.stripes)
 
     def state(self, rule: str | None) -> FrozenState:
@@ -172,19 +166,27 @@ class StoredTables:
         everywhere = given.version is not None or given.steps is not None
         for page in self._pages(stripes, plan.servers, max(1, PAGE // (table.row_bytes + 8 + parts)), everywhere):
             operation = self._requests.operation(what, [key])
-            pages: list[PendingRequest] = [
-                _PutOfRows(
-                    self._requests.session.servers[server],
-                    operation,
-                    self._requests.store,
-                    plan.parcels[server].ids[number],
-                    given,
-                    positions,
-                    self._requests.session.client,
-                )
-                for server, positions in page
-            ]
+            pages = []
+            for server, positions in page:
+                fields = partial(self._replaced, plan.parcels[server].ids[number], given, positions)
+                pages.append(_PutOfRows(self._requests.session.servers[server], operation, wire.PutRows, fields))
             self._requests.session.client.exchange(operation, ready, pages)
+
+    def _replaced(self, number: int, given: StoredRows, positions: Positions) -> dict[str, Any]:
+        """Return the fields of the message with the rows of ``given`` at ``positions``, as a copy."""
+        ids, rows, parts, version, steps = given
+        memory = self._requests.session.client
+        return {
+            "store": self._requests.store,
+            "id": number,
+            "count": len(positions),
+            "version": version,
+            "steps": steps,
+            "names": list(parts),
+            "dtypes": [str(part.dtype) for part in parts.values()],
+            "columns": [part.shape[1] if part.ndim > 1 else 0 for part in parts.values()],
+            "buffers": [sendable(array[positions], memory) for array in (ids, rows, *parts.values())],
+        }
 
     def put_rest(self, what: str, plan: RowPlan, key: Key, rests: Sequence[Mapping[str, Part]]) -> None:
         """Have each server's stripe of a table go on as the one whose ``RowTable.rest`` is given, after its rows."""
@@ -259,36 +261,8 @@ class StoredTables:
         self._requests.each("evict", [segments[0].key], wire.EvictRows, by_server)
 
 
-class _PutOfRows(PendingRequest):
-    """Some rows of ``given``, those at ``positions``; they are copied when the message is made."""
+class _PutOfRows(Question):
+    """Some rows, which are copied when the message goes: those of all servers need not be in memory at once."""
 
-    __slots__ = ("given", "id", "memory", "positions", "store")
+    __slots__ = ()
     early = False
-
-    def __init__(
-        self,
-        peer: bytes,
-        operation: Operation,
-        store: int,
-        number: int,
-        given: StoredRows,
-        positions: Positions,
-        memory: Memory,
-    ) -> None:
-        super().__init__(peer, operation)
-        self.store, self.id, self.given, self.positions, self.memory = store, number, given, positions, memory
-
-    def message(self, sender: wire.Sender) -> wire.PutRows:
-        ids, rows, parts, version, steps = self.given
-        return wire.PutRows(
-            sender,
-            store=self.store,
-            id=self.id,
-            count=len(self.positions),
-            version=version,
-            steps=steps,
-            names=list(parts),
-            dtypes=[str(part.dtype) for part in parts.values()],
-            columns=[part.shape[1] if part.ndim > 1 else 0 for part in parts.values()],
-            buffers=[sendable(array[self.positions], self.memory) for array in (ids, rows, *parts.values())],
-        )

@@ -6,7 +6,7 @@ trusts no payload; it uses ``check_payload``, ``decode``, ``assign`` and ``add``
 """
 
 from kvstore.codecs.codec import CheckedPayload, Encoded
-from kvstore.codecs.compressor import CompressionStatistics, Compressor, ResumableEncodings
+from kvstore.codecs.compressor import Compressor, ResumableEncodings
 from kvstore.codecs.described import add, assign, check_payload, decode
 from kvstore.codecs.options import CLOSE, Compression, names, parse
 
@@ -14,7 +14,6 @@ __all__ = [
     "CLOSE",
     "CheckedPayload",
     "Compression",
-    "CompressionStatistics",
     "Compressor",
     "Encoded",
     "ResumableEncodings",

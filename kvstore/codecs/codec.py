@@ -121,16 +121,6 @@ class Encoded(ABC):
     def __init__(self, size: int) -> None:
         self.size = size
 
-    @property
-    def clipped(self) -> int:
-        """How many elements were beyond what the encoding can hold."""
-        return 0
-
-    @property
-    @abstractmethod
-    def nbytes(self) -> int:
-        """Bytes of the payload of all elements."""
-
     def payload(self, start: int, stop: int) -> torch.Tensor:
         """Return the payload of elements ``start`` to ``stop``: uint8, on the CPU; it may share this one's memory.
 

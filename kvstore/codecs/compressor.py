@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -27,16 +26,6 @@ _KEPT = ("residual", "velocity", "basis")
 _TOP = torch.finfo(torch.float32).max
 
 
-@dataclass(frozen=True)
-class CompressionStatistics:
-    """What a compressor has done."""
-
-    arrays: int = 0
-    bytes_in: int = 0  # of the arrays, as they came
-    bytes_out: int = 0  # of their payloads, uncut
-    clipped: int = 0  # elements that were beyond what the encoding can hold
-
-
 class ResumableEncoding:
     """One encoding in the making.
 
@@ -44,9 +33,6 @@ class ResumableEncoding:
         values: flat, to be encoded together with the residual.
         residual: flat float32: the memory of one memo, or of several.
         velocity: the new momentum; None without momentum.
-
-    Attributes:
-        statistics: the compressor's after this encoding; None until that is known.
     """
 
     def __init__(
@@ -60,7 +46,6 @@ class ResumableEncoding:
         self.encoded = encoded
         self.memos = memos
         self.velocity = velocity
-        self.statistics: CompressionStatistics | None = None
         self.complete = False
         self._values = values
         self._residual = residual
@@ -133,7 +118,6 @@ class Compressor:
         self._momentum = float(compression.number("momentum") or 0.0)
         self._memos: dict[Key, Memo] = {}
         self._shared: dict[tuple[Key, ...], _SharedResidual] = {}
-        self._done = CompressionStatistics()
 
     @property
     def joins(self) -> bool:
@@ -165,7 +149,7 @@ class Compressor:
             encoding = ResumableEncoding(encoded, flat, memo.residual, [memo], velocity)
             if resumable is not None:
                 resumable[key,] = encoding
-        if not self._complete(encoding, values):
+        if not self._complete(encoding):
             self.drop(key)
             raise self._infinite(key)
         return encoding.encoded
@@ -194,7 +178,7 @@ class Compressor:
             encoding = ResumableEncoding(encoded, flat, shared.residual, shared.memos, None)
             if resumable is not None:
                 resumable[tuple(keys)] = encoding
-        if not self._complete(encoding, values):
+        if not self._complete(encoding):
             parts = _flat(values).split_with_sizes(list(sizes))
             unfit = next(
                 (key for key, part in zip(keys, parts, strict=True) if not all_finite(part, torch.float32)), keys[0]
@@ -215,7 +199,6 @@ class Compressor:
         for number, part in enumerate((flat,) if self._codec.whole and flat.numel() else chunks(flat)):
             encoded.put(number, part.float())
         encoded.finish()
-        self._done = self._counted(1, values, encoded)
         return encoded
 
     def require_finite(self, key: Key, values: torch.Tensor) -> None:
@@ -247,9 +230,6 @@ class Compressor:
         """Take over what ``other`` keeps: what its encodings lack goes with the next ones of this compressor."""
         for memo in other.memos:
             self.keep(memo)
-
-    def statistics(self) -> CompressionStatistics:
-        return self._done
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
         """Return the state: copies of its tensors on the CPU, and plain data that goes with them."""
@@ -346,7 +326,7 @@ class Compressor:
             for key, memo, part in zip(keys, shared.memos, shared.parts, strict=True)
         )
 
-    def _complete(self, encoding: ResumableEncoding, values: torch.Tensor) -> bool:
+    def _complete(self, encoding: ResumableEncoding) -> bool:
         """Complete ``encoding``; return False if its values are not finite. May be called again after an exception."""
         if encoding.complete:
             return True
@@ -355,9 +335,6 @@ class Compressor:
         if encoding.velocity is not None and encoding.velocity.numel():
             encoding.encoded.clear(encoding.velocity)
         encoding.encoded.finish()
-        if encoding.statistics is None:
-            encoding.statistics = self._counted(len(encoding.memos), values, encoding.encoded)
-        self._done = encoding.statistics
         encoding.keep()
         return True
 
@@ -370,15 +347,6 @@ class Compressor:
 
     def _called(self, key: Key) -> Key:
         return key if self._name is None else self._name(key)
-
-    def _counted(self, arrays: int, values: torch.Tensor, encoded: Encoded) -> CompressionStatistics:
-        done = self._done
-        return CompressionStatistics(
-            done.arrays + arrays,
-            done.bytes_in + values.numel() * values.itemsize,
-            done.bytes_out + encoded.nbytes,
-            done.clipped + encoded.clipped,
-        )
 
 
 class _SharedResidual(NamedTuple):

@@ -82,12 +82,6 @@ class _Factors(Encoded):
         self._all: torch.Tensor | None = None  # all elements, if they are not sent as factors
         self._basis: torch.Tensor | None = None  # for the next round, if it changes
 
-    @property
-    def nbytes(self) -> int:
-        if self._all is not None:
-            return 4 * self.size
-        return min(4 * self.size, _bytes(self._rows, self._columns, self._codec.rank))
-
     def put(self, start: int, values: torch.Tensor) -> None:
         factors = _HALVED * self._codec.rank * (self._rows + self._columns)
         if factors > self.size or self._columns > _WIDEST or not self._factor(values.view(self._rows, self._columns)):

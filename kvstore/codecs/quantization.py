@@ -64,8 +64,8 @@ class PlaneCodec(Codec):
         return None
 
     @abstractmethod
-    def pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> int:
-        """Encode ``values``, which begin with a block, into ``planes``; return how many were clipped."""
+    def pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> None:
+        """Encode ``values``, which begin with a block, into ``planes``."""
 
     @abstractmethod
     def unpack(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
@@ -73,11 +73,10 @@ class PlaneCodec(Codec):
 
     def take(
         self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None, left: torch.Tensor
-    ) -> int:
+    ) -> None:
         """``pack``, and write the error to ``left``: ``values`` less what ``unpack`` returns for ``planes``."""
-        clipped = self.pack(values, planes, noise)
+        self.pack(values, planes, noise)
         torch.sub(values, self._decoded(planes, values), out=left)
-        return clipped
 
     def add(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Add to all of ``out`` what ``unpack`` would write there."""
@@ -154,21 +153,12 @@ class _Planes(Encoded):
         self._codec, self._noise = codec, noise
         self._planes = [torch.empty(plane.items(size), dtype=plane.dtype, device=device) for plane in codec.planes]
         self._chunks = list(codec.chunks(self._planes))
-        self._clipped: dict[int, int] = {}  # by chunk
-
-    @property
-    def clipped(self) -> int:
-        return sum(self._clipped.values())
-
-    @property
-    def nbytes(self) -> int:
-        return sum(plane.numel() * plane.itemsize for plane in self._planes) + (self._codec.block > 1 and self.size > 0)
 
     def put(self, number: int, values: torch.Tensor) -> None:
-        self._clipped[number] = self._codec.pack(values, self._chunks[number], self._noise)
+        self._codec.pack(values, self._chunks[number], self._noise)
 
     def take(self, number: int, values: torch.Tensor, left: torch.Tensor) -> None:
-        self._clipped[number] = self._codec.take(values, self._chunks[number], self._noise, left)
+        self._codec.take(values, self._chunks[number], self._noise, left)
 
     def finish(self) -> None:
         self._planes = [plane.cpu() for plane in self._planes]
@@ -211,15 +201,13 @@ class _Signs(PlaneCodec):
     def signs(self, masks: Sequence[Native]) -> Native:
         """Return 1, -1 or 0 for each element of ``masks``, int8 of 0 and 1, which are overwritten."""
 
-    def pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> int:
+    def pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> None:
         self._pack(values, planes)
-        return 0
 
     def take(
         self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None, left: torch.Tensor
-    ) -> int:
+    ) -> None:
         self._add(self.signs([_bytes(mask) for mask in self._pack(values, planes)]), values, -self.step, left)
-        return 0
 
     def unpack(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         out.copy_(_tensor(self._unpacked_signs(planes, out)))
@@ -325,7 +313,7 @@ def unpack_bits_anywhere(packed: torch.Tensor, count: int) -> torch.Tensor:
 
 # Half the bytes: float16, which is more precise, and bfloat16, which has float32's range.
 #
-# A value beyond the largest finite one is clipped to it and counted. The rest is sent in later rounds, as any error
+# A value beyond the largest finite one is clipped to it. The rest is sent in later rounds, as any error
 # is. Rounding to nearest leaves an error that float32 represents exactly, so nothing is lost: the rounded value and
 # the error are multiples of the last place of the input (up to 2^29 for values that float16 clips).
 class _Half(PlaneCodec):
@@ -335,25 +323,21 @@ class _Half(PlaneCodec):
         super().__init__()
         self._top = torch.finfo(self.planes[0].dtype).max
 
-    def pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> int:
+    def pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> None:
         top = self._top
         low, high = extremes(values)
-        clipped = 0
         if low < -top or high > top:
-            clipped = int((values.abs() > top).sum())
             values = torch.clamp(values, -top, top, out=scratch("clipped", values))
         planes[0].copy_(values)
-        return clipped
 
     def unpack(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         out.copy_(planes[0])
 
     def take(
         self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None, left: torch.Tensor
-    ) -> int:
-        clipped = self.pack(values, planes, noise)
+    ) -> None:
+        self.pack(values, planes, noise)
         torch.sub(values, planes[0], out=left)
-        return clipped
 
     def add(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         out.add_(planes[0])
@@ -401,7 +385,7 @@ class Int8(PlaneCodec):
     def noise(self, memo: Memo) -> Noise | None:
         return memo.noise(self.seed) if self.stochastic else None
 
-    def pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> int:
+    def pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> None:
         scales, codes = planes
         quotients = scratch("quotients", values)
         for blocks, scale, quotient in _blocks(values, scales, quotients):
@@ -416,7 +400,6 @@ class Int8(PlaneCodec):
             noise.fill(drawn)
             quotients.add_(drawn).floor_()
         codes.copy_(quotients.clamp_(-_LEVELS, _LEVELS))
-        return 0
 
     def unpack(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         scales, codes = planes

@@ -79,10 +79,6 @@ class _Sparse(Encoded):
         self._codec, self._memo = codec, memo
         self._positions, self._values = _NO_POSITIONS, _NO_VALUES
 
-    @property
-    def nbytes(self) -> int:
-        return min(_PAIR * len(self._positions), 4 * self.size)
-
     def put(self, number: int, values: torch.Tensor) -> None:
         self._positions = native(self._codec.choose(values, self._memo))
         self._values = native(values)[self._positions]

@@ -37,7 +37,7 @@ from kvstore.rare_log import Drops
 from kvstore.ticket import Operation
 from kvstore.tracer import Tracer
 from kvstore.transport import Peer, Transport
-from kvstore.transport.memory import ScatteredFrame, nbytes_of
+from kvstore.transport.memory import ScatteredFrame
 
 # Called with an operation, and more; returns its requests, and what changes when they are made.
 Prepare: TypeAlias = Callable[..., "tuple[Sequence[PendingRequest], Effect | None]"]
@@ -378,7 +378,7 @@ class Links:
         request.in_flight = True
         self._routes.transport.send(self._routes.names[request.peer], frames, request.priority)
         for frame in frames[1:]:
-            self.sent[request.peer] += nbytes_of(frame) if isinstance(frame, ScatteredFrame) else len(frame)
+            self.sent[request.peer] += sum(map(len, frame)) if isinstance(frame, ScatteredFrame) else len(frame)
 
     def _made(self, request: PendingRequest) -> Sequence[wire.Buffer | ScatteredFrame] | None:
         """Return the message of a request; None if it cannot be made, which fails the request's operation alone.

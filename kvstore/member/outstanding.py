@@ -93,7 +93,10 @@ class PendingRequest:
 
 
 class Question(PendingRequest):
-    """A request of class ``kind`` whose fields are known; ``on_reply`` takes the answer if it is no failure."""
+    """A request of class ``kind``. ``on_reply`` takes the answer if it is no failure.
+
+    Its ``fields`` are known, or what returns them is, and is called when the message is made.
+    """
 
     __slots__ = ("fields", "kind", "on_reply", "remembered")
 
@@ -102,7 +105,7 @@ class Question(PendingRequest):
         peer: bytes,
         operation: Operation,
         kind: type[wire.Request],
-        fields: Mapping[str, Any],
+        fields: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
         on_reply: Callable[[Any], None] | None = None,
     ) -> None:
         super().__init__(peer, operation)
@@ -112,7 +115,7 @@ class Question(PendingRequest):
         self.on_reply = on_reply
 
     def message(self, sender: wire.Sender) -> wire.Message:
-        return self.kind(sender, **self.fields)
+        return self.kind(sender, **(self.fields() if callable(self.fields) else self.fields))
 
     def moot(self) -> wire.Reply:
         if self.kind is wire.GetStates:

@@ -92,7 +92,7 @@ class FrozenRows:
                 raise UsageError(f"slots from {start} on have been passed: pages from {self._passed} on can be read")
             if start > self._last:
                 self._passed, self._last = self._last, start
-            return self._read(start, min(start + count, self.slots), state)
+            return self._gathered(self._there(start, min(start + count, self.slots)), state)
 
     def count(self, start: int, count: int) -> int:
         """Return how many rows the slots ``start`` to ``start + count`` have. It is no page that is read."""
@@ -123,9 +123,6 @@ class FrozenRows:
         seen = self._slabs[SEEN].items[start:stop].copy()
         seen[logged] = gather(self._log[SEEN].items, self._kept[start:stop][logged] - 1)
         return np.flatnonzero(seen >= max(self._changed, changed)) + start
-
-    def _read(self, start: int, stop: int, state: bool) -> Page:
-        return self._gathered(self._there(start, stop), state)
 
     def _in_log(self, slots: Slots) -> tuple[Slots, Slots]:
         """Return which of ``slots`` the log has, as positions, and where."""

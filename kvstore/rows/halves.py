@@ -22,10 +22,18 @@ def array_dtype(dtype: str) -> np.dtype[Any]:
     return _BITS if dtype == "bfloat16" else np.dtype(dtype)
 
 
+def tensor_of(array: Array) -> torch.Tensor:
+    """Return ``array``, or a copy of one that may only be read, as a tensor: torch would warn of the array itself."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
 def tensor_of_rows(rows: Array) -> torch.Tensor:
     """Return ``rows`` as a tensor over their memory."""
-    tensor = torch.from_numpy(rows)
-    return tensor.view(torch.bfloat16) if rows.dtype == _BITS else tensor
+    return _numbers(torch.from_numpy(rows))
+
+
+def _numbers(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.bfloat16) if tensor.dtype is torch.int16 else tensor
 
 
 def array_of_rows(rows: torch.Tensor) -> Array:
@@ -38,7 +46,7 @@ def widened(rows: Array) -> Array:
     if rows.dtype != _HALF and rows.dtype != _BITS:
         return rows
     wide = np.empty(rows.shape, np.float32)
-    torch.from_numpy(wide).copy_(tensor_of_rows(_writable(rows)))
+    torch.from_numpy(wide).copy_(_numbers(tensor_of(rows)))
     return wide
 
 
@@ -53,9 +61,4 @@ def narrowed(rows: Array, dtype: str) -> Array:
 
 def narrow_into(rows: Array, out: Array) -> None:
     """Write ``rows``, rounded, to ``out``."""
-    tensor_of_rows(out).copy_(torch.from_numpy(_writable(rows)))
-
-
-def _writable(rows: Array) -> Array:
-    """Return ``rows``, or a copy of rows that may only be read: torch would warn of them."""
-    return rows if rows.flags.writeable else rows.copy()
+    tensor_of_rows(out).copy_(tensor_of(rows))

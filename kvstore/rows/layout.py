@@ -18,7 +18,7 @@ import torch
 
 from kvstore import wire
 from kvstore.errors import WireError
-from kvstore.rows.halves import array_dtype, narrowed, widened
+from kvstore.rows.halves import array_dtype, narrowed, tensor_of, widened
 from kvstore.rows.slabs import Array
 from kvstore.spec import ITEMSIZE, sum_dtype
 from kvstore.wire.coding import Buffer, padded
@@ -55,7 +55,7 @@ def write_rows(rows: Array, codec: str, into: memoryview) -> None:
     rows = widened(rows)
     if codec in _HALVES:
         half = torch.frombuffer(into, dtype=_HALVES[codec], count=rows.size).view(count, width)
-        values = torch.from_numpy(_writable(rows))
+        values = tensor_of(rows)
         # Rounded to half, a large element would become infinite, and stay so in the float32 row that it is added to:
         # the table has the masters, halves are only on the way.
         top = torch.finfo(half.dtype).max
@@ -104,7 +104,7 @@ def read_rows(part: Buffer, count: int, width: int, dtype: str, codec: str) -> A
     rows = np.empty((count, width), sum_dtype(dtype))
     if codec in _HALVES:
         raw = np.frombuffer(view, np.int16, count * width)
-        half = torch.from_numpy(_writable(raw)).view(_HALVES[codec])
+        half = tensor_of(raw).view(_HALVES[codec])
         torch.from_numpy(rows).copy_(half.view(count, width))
     else:
         scales = np.frombuffer(view, np.float32, count)
@@ -112,11 +112,6 @@ def read_rows(part: Buffer, count: int, width: int, dtype: str, codec: str) -> A
         with np.errstate(all="ignore"):
             np.multiply(small, scales[:, None], out=rows, casting="unsafe")
     return narrowed(rows, dtype)
-
-
-def _writable(array: Array) -> Array:
-    """Return ``array``, or a copy of one that may only be read: torch would warn of it."""
-    return array if array.flags.writeable else array.copy()
 
 
 def array_of(buffer: wire.Buffer, count: int, columns: int, dtype: str, what: str) -> Any:

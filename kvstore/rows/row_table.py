@@ -14,7 +14,7 @@ from kvstore.lineage import Version, next_lineage
 from kvstore.optim.updater import OWN, RowHyperparameters, RowUpdater
 from kvstore.rows.admission import write_beginnings
 from kvstore.rows.frozen_rows import SEEN, FrozenRows, Page
-from kvstore.rows.halves import narrowed
+from kvstore.rows.halves import narrowed, tensor_of
 from kvstore.rows.ids import Hashes, Ids
 from kvstore.rows.index import SlotIndex
 from kvstore.rows.slabs import Array, Slab, Slots, gather, scatter
@@ -400,11 +400,6 @@ def update_each(
         table.finish(each, rows[part], values, stepped=True)
         for table, each, part, values in zip(tables, pending, parts, own, strict=True)
     ]
-
-
-def tensor_of(array: Array) -> torch.Tensor:
-    """Return ``array``, or a copy of one that must not be written to, as a tensor."""
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 _PREFIX = "rows."  # no name of an array's state begins so: those begin with the optimizer's own names

@@ -93,10 +93,6 @@ class TableManifest:
     def lineages(self) -> list[int]:
         return [version.lineage for version in self.versions]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(file.nbytes for file in self.files)
-
 
 def file_sizes(manifest: TableManifest) -> dict[str, int | None]:
     """Return the names of the files that a save must have, each with its bytes; None for the index."""

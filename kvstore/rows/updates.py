@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from kvstore.optim.updater import RowHyperparameters, RowUpdater
+from kvstore.rows.halves import tensor_of
 from kvstore.rows.ids import Ids
 from kvstore.rows.joint_tables import JointTables
-from kvstore.rows.row_table import RowTable, tensor_of, update_each
+from kvstore.rows.row_table import RowTable, update_each
 from kvstore.rows.slabs import Array, Slots, scatter
 from kvstore.rows.stripe import beginning
 from kvstore.rows.sums import Positions, Room, RowBatch, Rows, matches

@@ -80,10 +80,6 @@ class ScatteredFrame(list[memoryview]):
     """A frame in several buffers, none of them empty. It arrives as one."""
 
 
-def nbytes_of(frame: wire.Buffer | ScatteredFrame) -> int:
-    return sum(map(len, frame)) if isinstance(frame, ScatteredFrame) else len(frame)
-
-
 def whole(frame: wire.Buffer | ScatteredFrame) -> wire.Buffer:
     """Return a frame as a single buffer; copies a scattered one."""
     return bytearray().join(frame) if isinstance(frame, ScatteredFrame) else frame

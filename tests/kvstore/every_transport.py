@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 
-import torch
 from jobkeys import variables
 from waiting import LONG
 
@@ -81,9 +81,7 @@ def receive(transport: Transport, timeout: float = LONG) -> tuple[bytes, list[me
 
 
 def pattern(size: int, seed: int = 0) -> bytearray:
-    return bytearray(
-        torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)).tolist()
-    )
+    return bytearray(random.Random(seed).randbytes(size))
 
 
 def acquaint(listener: Transport, other: Transport, link: bytes) -> bytes:

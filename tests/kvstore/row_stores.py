@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import pytest
 import torch
+from every_store import each_of
 from store_kinds import Kind
 
 import kvstore as kv
@@ -16,26 +15,21 @@ ONES = kv.Table(shape=(ROWS, WIDTH), init="constant")  # all rows are ones
 
 LOCAL, SYNC, ASYNC = Kind("local"), Kind("dist_sync", 3, 2), Kind("dist_async", 3, 2)
 ROUNDS = [LOCAL, SYNC]
+HOSTS = Kind("dist_sync", 4, 2, aggregators=2)
+QUORUM, SSP = Kind("dist_sync", 3, 2, quorum=3), Kind("dist_ssp", 2, 3)
 MORE_ROUNDS = [
     Kind("device"),
     Kind("dist_sync", 1, 1),
     Kind("dist_device_sync", 2, 3),
     Kind("dist_sync", 2, 2, "curve"),
-    Kind("dist_sync", 4, 2, aggregators=2),
 ]
-QUORUM, SSP = Kind("dist_sync", 3, 2, quorum=3), Kind("dist_ssp", 2, 3)
-MORE_UPDATES = [QUORUM, SSP, Kind("dist_async", 2, 2, "shm"), Kind("dist_async", 4, 2, aggregators=2)]
+MORE_UPDATES = [Kind("dist_async", 2, 2, "shm"), Kind("dist_async", 4, 2, aggregators=2)]
 
 
-def each_of(kinds: list[Kind], slow: Sequence[Kind] = ()) -> Any:
-    """Run a test against ``kinds``, and as a long one against ``slow``."""
-    marked = [pytest.param(kind, marks=pytest.mark.long) for kind in slow]
-    return pytest.mark.parametrize("run", [*kinds, *marked], ids=str, indirect=True)
-
-
-every = each_of([*ROUNDS, ASYNC], [*MORE_ROUNDS, *MORE_UPDATES])  # with an optimizer
-updating = each_of(ROUNDS, [*MORE_ROUNDS, QUORUM])  # with one, in rounds
-in_rounds = each_of(ROUNDS, MORE_ROUNDS)  # in rounds that every worker is in
+every = each_of([*ROUNDS, ASYNC], [*MORE_ROUNDS, *MORE_UPDATES], long=[HOSTS, QUORUM, SSP])  # with an optimizer
+everywhere = each_of([*ROUNDS, ASYNC], long=[HOSTS, QUORUM, SSP, *MORE_ROUNDS, *MORE_UPDATES])
+updating = each_of(ROUNDS, MORE_ROUNDS, long=[HOSTS, QUORUM])  # with one, in rounds
+in_rounds = each_of(ROUNDS, MORE_ROUNDS, long=[HOSTS])  # in rounds that every worker is in
 
 
 def begin(store: kv.KVStore, table: Any = ONES, lr: float = 1.0, key: Any = "t", **options: Any) -> None:

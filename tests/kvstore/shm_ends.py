@@ -1,14 +1,51 @@
-"""Ends of links that share memory, and what goes through the transport inside them."""
+"""Arenas and their readers, processes that have some, and ends of links that share memory."""
 
 from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
 
 import msgpack
 from inproc import InprocNetwork, InprocTransport
 from waiting import came
 
-from kvstore.transport.shm.shared_memory import LARGE, SharedMemoryTransport
+from kvstore.transport.shm.arena import Arena
+from kvstore.transport.shm.presence import PeerPresence
+from kvstore.transport.shm.shared_memory import LARGE, Mapped, SharedMemoryTransport
 
 BIG = bytes(range(256)) * (LARGE // 256)
+Make = Callable[[], Arena]
+Begin = Callable[[str], "subprocess.Popen[str]"]
+
+
+class Pair:
+    """An arena, and another process's view of it as far as one process can have both."""
+
+    def __init__(self, owner: Arena, reader: Arena) -> None:
+        self.owner = owner
+        self.mapped = Mapped(owner.presence.name, owner.presence.nonce, reader.presence)
+        self.reader = PeerPresence(reader.presence.name, reader.presence.nonce)
+
+    def carry(self, frame: memoryview) -> memoryview:
+        reference = self.owner.refer(frame, self.reader)
+        assert reference is not None
+        return self.mapped.view(*reference)
+
+
+ALONE = """
+import os, sys
+from pathlib import Path
+from kvstore.transport.shm import presence
+presence.DIRECTORY = Path(sys.argv[1])
+from kvstore.transport.shm.arena import Arena
+from kvstore.transport.shm.shared_memory import Mapped
+from kvstore.transport.shm.presence import Presence, PeerPresence
+"""
+
+
+def files(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
 
 
 class Spy(InprocTransport):

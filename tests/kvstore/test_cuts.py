@@ -19,7 +19,7 @@ from kvstore.optim.updater import Updater
 from kvstore.placement import WHOLE, place
 from kvstore.spec import Key, Spec
 
-ROUNDS = 4
+ROUNDS = 3
 # Most lengths are no multiple of anything. Those of one server are updated as one array, where they are whole vectors.
 SHAPES: dict[Key, tuple[int, ...]] = {
     "long": (33_013,),  # so long that torch steps with several threads
@@ -148,15 +148,13 @@ def test_the_number_of_servers_changes_no_bit(name: str, hyper: dict[str, Any], 
     found = {}
     for number in SERVERS:
         servers = Servers(number, name, hyper, first)
-        for each in grads:
+        for each in grads[:-1]:
             servers.step(each)
+        if number == 2:
+            resumed = Servers(3, name, hyper, servers.values())
+            resumed.load(servers.states())
+            resumed.step(grads[-1])
+            found["on 2, and resumed on 3"] = resumed.sha256()
+        servers.step(grads[-1])
         found[f"on {number}"] = servers.sha256()
-    servers = Servers(2, name, hyper, first)
-    for each in grads[:2]:
-        servers.step(each)
-    resumed = Servers(3, name, hyper, servers.values())
-    resumed.load(servers.states())
-    for each in grads[2:]:
-        resumed.step(each)
-    found["on 2, and resumed on 3"] = resumed.sha256()
     assert len(set(found.values())) == 1, found

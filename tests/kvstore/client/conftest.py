@@ -1,4 +1,4 @@
-"""Jobs inside this process, of two and of three workers and servers, whose small arrays are cut over the servers."""
+"""Jobs inside this process: of a worker, and of two and three, whose small arrays are cut over as many servers."""
 
 from __future__ import annotations
 
@@ -18,4 +18,10 @@ def cluster() -> Iterator[ThreadedJob]:
 @pytest.fixture(scope="module")
 def three() -> Iterator[ThreadedJob]:
     with ThreadedJob(workers=3, servers=3, bigarray_bound=BOUND) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[ThreadedJob]:
+    with ThreadedJob(workers=1, servers=1) as cluster:
         yield cluster

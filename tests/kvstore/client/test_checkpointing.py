@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from every_worker import every_worker_of
 from safetensors import safe_open
 from threaded import ThreadedJob
 from waiting import LONG
@@ -296,7 +297,6 @@ class End:
 
     def __init__(self, sums: Sums, rank: int) -> None:
         self.sums, self.rank = sums, rank
-        self.calls: list[str] = []
 
     def init(self, key: str | list[str], value: torch.Tensor | list[torch.Tensor]) -> None:
         if self.rank == 0 and isinstance(key, list):
@@ -318,16 +318,6 @@ class End:
         self.sums.both.wait()
         value.copy_(self.sums.values[key])
         self.sums.both.wait()
-
-    def join(self, timeout: float | None = None) -> int:
-        self.calls.append("join")
-        return 0
-
-    def begin_join(self) -> None:
-        self.calls.append("begin_join")
-
-    def close(self) -> None:
-        self.calls.append("close")
 
 
 def together(work: Any) -> list[Any]:
@@ -368,16 +358,6 @@ def test_all_hear_which_worker_fails_first_and_why() -> None:
 
     told = ["", "worker 1: what is attached as 'möbius'", f"worker 1: {'x' * 600}", "worker 0: both"]
     assert together(work) == [told] * 2
-
-
-def test_a_join_is_the_stores() -> None:
-    def work(end: End) -> list[str]:
-        meetings = Meetings(end, end.rank, 2)
-        meetings.begin_join()
-        meetings.join()
-        return end.calls
-
-    assert together(work) == [["begin_join", "join"]] * 2
 
 
 class Holder:
@@ -501,14 +481,11 @@ class Stateless:
         raise AssertionError
 
 
-def test_a_job_without_a_directory_says_how_to_get_one_unless_the_call_is_for_what_is_due() -> None:
-    def work(store: DistStore) -> None:
-        assert store.attach("stateless", Stateless()) is False
-        with pytest.raises(UsageError, match=r"attach\('step', ...\) takes an object with .* load_state_dict, not int"):
-            store.attach("step", 3)  # type: ignore[arg-type]
-        assert store.save_checkpoint(if_due=True) is None
-        with pytest.raises(UsageError, match="set KVSTORE_CHECKPOINT_DIR for all its processes"):
-            store.save_checkpoint()
-
-    with ThreadedJob(1, 1) as job:
-        job.run(work)
+@every_worker_of("alone")
+def test_a_job_without_a_directory_says_how_to_get_one_unless_the_call_is_for_what_is_due(store: DistStore) -> None:
+    assert store.attach("stateless", Stateless()) is False
+    with pytest.raises(UsageError, match=r"attach\('step', ...\) takes an object with .* load_state_dict, not int"):
+        store.attach("step", 3)  # type: ignore[arg-type]
+    assert store.save_checkpoint(if_due=True) is None
+    with pytest.raises(UsageError, match="set KVSTORE_CHECKPOINT_DIR for all its processes"):
+        store.save_checkpoint()

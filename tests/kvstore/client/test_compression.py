@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from every_worker import every_worker_of
 from threaded import ThreadedJob
 
 import kvstore as kv
@@ -72,15 +74,18 @@ def rounds(store: Any, options: dict[str, Any] | None, steps: int = 3) -> list[d
     return results
 
 
-@pytest.mark.parametrize("options", EVERY, ids=name)
-@pytest.mark.parametrize(("workers", "servers", "bound"), [(1, 1, 10**6), (2, 3, 1000), (3, 2, 1000)])
-def test_a_round_is_the_sum_of_what_the_encodings_say(
-    options: dict[str, Any], workers: int, servers: int, bound: int
-) -> None:
+@pytest.fixture(scope="module", params=[(1, 1, 10**6), (2, 3, 1000), (3, 2, 1000)], ids=str)
+def job(request: pytest.FixtureRequest) -> Iterator[ThreadedJob]:
+    workers, servers, bound = request.param
     with ThreadedJob(workers, servers, bigarray_bound=bound, piece_bytes=4096) as job:
-        results = job.run(lambda store: rounds(store, options))
+        yield job
+
+
+@pytest.mark.parametrize("options", EVERY, ids=name)
+def test_a_round_is_the_sum_of_what_the_encodings_say(job: ThreadedJob, options: dict[str, Any]) -> None:
+    results = job.run(lambda store: rounds(store, options))
     compression = parse(options)
-    compressors = [Compressor(compression) for _ in range(workers)]
+    compressors = [Compressor(compression) for _ in range(job.workers)]
     for step in range(3):
         for key, shape in SHAPES.items():
             count = torch.Size(shape).numel()
@@ -93,12 +98,9 @@ def test_a_round_is_the_sum_of_what_the_encodings_say(
 
 
 @pytest.mark.parametrize("pull", ["fp16", "bf16", "int8", {"type": "topk", "ratio": 0.1}, "2bit"], ids=str)
-def test_all_workers_get_the_same_and_what_it_lacks_comes_later(pull: Any) -> None:
-    options = {"type": "fp16", "pull": pull}
-    with ThreadedJob(2, 2) as job:
-        results = job.run(lambda store: rounds(store, options, 12))
-    with ThreadedJob(2, 2) as job:
-        exact = job.run(lambda store: rounds(store, None, 12))
+def test_all_workers_get_the_same_and_what_it_lacks_comes_later(cluster: ThreadedJob, pull: Any) -> None:
+    results = cluster.run(lambda store: rounds(store, {"type": "fp16", "pull": pull}, 12))
+    exact = cluster.run(lambda store: rounds(store, None, 12))
     for one, two in zip(*results, strict=True):
         for key in SHAPES:
             assert torch.equal(one[key], two[key])
@@ -109,7 +111,7 @@ def test_all_workers_get_the_same_and_what_it_lacks_comes_later(pull: Any) -> No
         assert lacking.abs().max() < (largest * 0.1 if kind in PLAIN else largest * 12)
 
 
-def test_weights_come_back_near_and_only_so() -> None:
+def test_weights_come_back_near_and_only_so(cluster: ThreadedJob) -> None:
     def work(store: Any) -> tuple[torch.Tensor, torch.Tensor]:
         store.set_optimizer("sgd", learning_rate=0.1)
         store.set_gradient_compression({"type": "2bit", "threshold": 0.5, "pull": "fp16"})
@@ -123,10 +125,9 @@ def test_weights_come_back_near_and_only_so() -> None:
             store.pull("w", out=exact)
         return squeezed, exact
 
-    with ThreadedJob(2, 2) as job:
-        for squeezed, exact in job.run(work):
-            assert torch.equal(squeezed, exact.half().float())
-            assert torch.equal(exact, torch.full((3000,), 1 / 3))
+    for squeezed, exact in cluster.run(work):
+        assert torch.equal(squeezed, exact.half().float())
+        assert torch.equal(exact, torch.full((3000,), 1 / 3))
 
 
 @pytest.mark.parametrize("aggregators", [0, 1])
@@ -147,7 +148,7 @@ def test_what_decodes_to_more_than_half_precision_has_is_summed(aggregators: int
 
 
 @pytest.mark.parametrize("mode", ["async", "ssp"])
-def test_updates_at_once(mode: str) -> None:
+def test_updates_at_once(cluster: ThreadedJob, mode: str) -> None:
     def work(store: Any) -> torch.Tensor:
         store.set_optimizer("sgd", learning_rate=1.0)
         store.set_gradient_compression({"type": "1bit", "pull": "bf16"})
@@ -160,23 +161,19 @@ def test_updates_at_once(mode: str) -> None:
         return out
 
     rule = Rule("async", staleness=None if mode == "async" else 4)
-    with ThreadedJob(2, 2) as job:
-        for out in job.run(work, mode=mode, rule=rule):
-            assert torch.equal(out, torch.full((2000,), -8.0)), "two workers, four times, one each"
+    for out in cluster.run(work, mode=mode, rule=rule):
+        assert torch.equal(out, torch.full((2000,), -8.0)), "two workers, four times, one each"
 
 
-def test_it_can_be_changed_and_turned_off_between_two_pushes() -> None:
-    def work(store: Any) -> list[float]:
-        store.init("w", torch.zeros(4))
-        out, seen = torch.empty(4), []
-        for options in ({"type": "2bit", "threshold": 2.0}, None, {"type": "1bit"}, {"type": "none"}):
-            store.set_gradient_compression(options)
-            store.pushpull("w", torch.full((4,), 3.0), out=out)
-            seen.append(float(out[0]))
-        return seen
-
-    with ThreadedJob(2, 1) as job:
-        assert job.run(work) == [[4.0, 6.0, 2.0, 6.0]] * 2
+@every_worker_of("cluster")
+def test_it_can_be_changed_and_turned_off_between_two_pushes(store: Any) -> None:
+    store.init("w", torch.zeros(4))
+    out, seen = torch.empty(4), []
+    for options in ({"type": "2bit", "threshold": 2.0}, None, {"type": "1bit"}, {"type": "none"}):
+        store.set_gradient_compression(options)
+        store.pushpull("w", torch.full((4,), 3.0), out=out)
+        seen.append(float(out[0]))
+    assert seen == [4.0, 6.0, 2.0, 6.0]
 
 
 def test_a_run_goes_on_from_its_files_as_if_it_had_not_stopped(tmp_path: Path) -> None:
@@ -218,7 +215,7 @@ def test_a_run_goes_on_from_its_files_as_if_it_had_not_stopped(tmp_path: Path) -
         assert all(torch.equal(one, two) for one, two in zip(job.run(after), expected, strict=True))
 
 
-def test_a_worker_takes_no_residuals_of_another(tmp_path: Path) -> None:
+def test_a_worker_takes_no_residuals_of_another(cluster: ThreadedJob, tmp_path: Path) -> None:
     def work(store: Any) -> float:
         store.set_optimizer("sgd", learning_rate=1.0)
         store.set_gradient_compression({"type": "2bit", "threshold": 1.0})
@@ -234,80 +231,66 @@ def test_a_worker_takes_no_residuals_of_another(tmp_path: Path) -> None:
         store.pushpull("w", torch.full((4,), 0.6), out=out)
         return float(out[0])
 
-    with ThreadedJob(2, 1) as job:
-        assert job.run(work) == [-1.0, -1.0], "rank 0's 1.2 are enough to be sent, rank 1's 0.6 are not"
+    assert cluster.run(work) == [-1.0, -1.0], "rank 0's 1.2 are enough to be sent, rank 1's 0.6 are not"
 
 
 @pytest.mark.parametrize("odd", [torch.ones(3), torch.full((4,), torch.nan)])
-def test_residuals_that_no_push_could_carry_are_refused_before_one(odd: torch.Tensor, tmp_path: Path) -> None:
+@every_worker_of("alone")
+def test_residuals_that_no_push_could_carry_are_refused_before_one(
+    store: Any, odd: torch.Tensor, tmp_path: Path
+) -> None:
     """Else a push would fail when others wait for it already, and all that come after it."""
-
-    def work(store: Any) -> float:
-        store.set_optimizer("sgd", learning_rate=1.0)
-        store.set_gradient_compression({"type": "2bit", "threshold": 1.0})
-        store.init("w", torch.zeros(4))
-        out = torch.empty(4)
-        store.pushpull("w", torch.full((4,), 0.6), out=out)
-        store.save_optimizer_states(tmp_path / "states")
-        residuals = states_file.read_residuals(tmp_path / "states")
-        assert residuals is not None
-        states_file.write(tmp_path / "odd", "sgd", {}, residuals._replace(tensors={"residual.0": odd}))
-        with pytest.raises(UsageError, match="the state of key 'w' "):
-            store.load_optimizer_states(tmp_path / "odd")
-        store.pushpull("w", torch.full((4,), 0.6), out=out)
-        return float(out[0])
-
-    with ThreadedJob(1, 1) as job:
-        assert job.run(work) == [-1.0]
+    store.set_optimizer("sgd", learning_rate=1.0)
+    store.set_gradient_compression({"type": "2bit", "threshold": 1.0})
+    store.init("w", torch.zeros(4))
+    out = torch.empty(4)
+    store.pushpull("w", torch.full((4,), 0.6), out=out)
+    store.save_optimizer_states(tmp_path / "states")
+    residuals = states_file.read_residuals(tmp_path / "states")
+    assert residuals is not None
+    states_file.write(tmp_path / "odd", "sgd", {}, residuals._replace(tensors={"residual.0": odd}))
+    with pytest.raises(UsageError, match="the state of key 'w' "):
+        store.load_optimizer_states(tmp_path / "odd")
+    store.pushpull("w", torch.full((4,), 0.6), out=out)
+    assert out[0] == -1
 
 
-def test_what_is_no_compression() -> None:
-    def work(store: Any) -> None:
-        with pytest.raises(UnknownName, match="no compression '3bit'; choose from"):
-            store.set_gradient_compression({"type": "3bit"})
-        with pytest.raises(UsageError, match="threshold=-1"):
-            store.set_gradient_compression({"type": "2bit", "threshold": -1})
-        store.set_gradient_compression({"type": "fp16"})
-        store.init("w", torch.zeros(3))
-        with pytest.raises(UsageError, match="infinite or NaN"):
-            store.push("w", torch.tensor([1.0, float("nan"), 0.0]))
-        store.set_gradient_compression(None)
-        store.pushpull("w", torch.ones(3), out=torch.empty(3))
-
-    with ThreadedJob(1, 1) as job:
-        job.run(work)
+@every_worker_of("alone")
+def test_what_is_no_compression(store: Any) -> None:
+    with pytest.raises(UnknownName, match="no compression '3bit'; choose from"):
+        store.set_gradient_compression({"type": "3bit"})
+    with pytest.raises(UsageError, match="threshold=-1"):
+        store.set_gradient_compression({"type": "2bit", "threshold": -1})
+    store.set_gradient_compression({"type": "fp16"})
+    store.init("w", torch.zeros(3))
+    with pytest.raises(UsageError, match="infinite or NaN"):
+        store.push("w", torch.tensor([1.0, float("nan"), 0.0]))
+    store.set_gradient_compression(None)
+    store.pushpull("w", torch.ones(3), out=torch.empty(3))
 
 
-def test_what_cannot_be_encoded_stops_the_whole_push_before_it_begins() -> None:
-    def work(store: Any) -> list[float]:
-        store.set_gradient_compression({"type": "2bit", "threshold": 1.0})
-        store.init(["a", "b"], [torch.zeros(2), torch.zeros(2)])
-        good = torch.tensor([0.75, 0.0])
-        with pytest.raises(UsageError, match="'b' has infinite or NaN"):
-            store.push(["a", "b"], [good, torch.tensor([0.0, float("inf")])])
-        out = torch.empty(2)
-        store.pushpull("a", good, out=out)
-        return out.tolist()
-
-    with ThreadedJob(workers=1, servers=1) as job:
-        # Had the first push encoded 'a', its residual and this one together would reach the threshold.
-        assert job.run(work) == [[0.0, 0.0]]
+@every_worker_of("alone")
+def test_what_cannot_be_encoded_stops_the_whole_push_before_it_begins(store: Any) -> None:
+    store.set_gradient_compression({"type": "2bit", "threshold": 1.0})
+    store.init(["a", "b"], [torch.zeros(2), torch.zeros(2)])
+    good = torch.tensor([0.75, 0.0])
+    with pytest.raises(UsageError, match="'b' has infinite or NaN"):
+        store.push(["a", "b"], [good, torch.tensor([0.0, float("inf")])])
+    out = torch.empty(2)
+    store.pushpull("a", good, out=out)
+    # Had the first push encoded 'a', its residual and this one together would reach the threshold.
+    assert out.tolist() == [0, 0]
 
 
-def test_compression_that_one_worker_alone_has_set_is_found_out_in_the_first_round() -> None:
-    def work(store: kv.KVStore) -> None:
-        store.init("w", torch.zeros(50))
-        out = torch.zeros(50)
-        store.pushpull("w", torch.ones(50), out)
-        if store.rank == 1:
-            store.set_gradient_compression({"type": "fp16", "pull": "fp16"})
-        with pytest.raises(
-            kv.Mismatch, match="compression for the same round of 'w': none on worker 0, fp16 on worker 1"
-        ):
-            store.pushpull("w", torch.ones(50), out)
+@every_worker_of("cluster")
+def test_compression_that_one_worker_alone_has_set_is_found_out_in_the_first_round(store: kv.KVStore) -> None:
+    store.init("w", torch.zeros(50))
+    out = torch.zeros(50)
+    store.pushpull("w", torch.ones(50), out)
+    if store.rank == 1:
         store.set_gradient_compression({"type": "fp16", "pull": "fp16"})
+    with pytest.raises(kv.Mismatch, match="compression for the same round of 'w': none on worker 0, fp16 on worker 1"):
         store.pushpull("w", torch.ones(50), out)
-        assert out.eq(2).all()
-
-    with ThreadedJob(workers=2, servers=1) as job:
-        job.run(work)
+    store.set_gradient_compression({"type": "fp16", "pull": "fp16"})
+    store.pushpull("w", torch.ones(50), out)
+    assert out.eq(2).all()

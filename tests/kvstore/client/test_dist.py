@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from every_worker import every_worker_of
 from small_jobs import BOUND, SOON, value_of
 from threaded import ThreadedJob, set_limits
 from waiting import LONG, until
@@ -122,15 +123,13 @@ def test_a_worker_that_waits_learns_that_another_contradicts(three: ThreadedJob)
     assert all("'w'" in text and "worker 1" in text and "worker 2" in text for text in texts)
 
 
-def test_a_second_init_raises_on_every_worker(cluster: ThreadedJob) -> None:
-    def work(store: DistStore) -> None:
-        store.init(["a", "b"], [torch.zeros(2), torch.zeros(20)])
-        for keys in ("a", ["b"], ["c", "b"]):
-            with pytest.raises(kv.AlreadyInitialized):
-                store.init(keys, [torch.zeros(20)] * len(keys))
-        store.init("c", torch.zeros(1))
-
-    cluster.run(work)
+@every_worker_of("cluster")
+def test_a_second_init_raises_on_every_worker(store: DistStore) -> None:
+    store.init(["a", "b"], [torch.zeros(2), torch.zeros(20)])
+    for keys in ("a", ["b"], ["c", "b"]):
+        with pytest.raises(kv.AlreadyInitialized):
+            store.init(keys, [torch.zeros(20)] * len(keys))
+    store.init("c", torch.zeros(1))
 
 
 # ---- rounds and deadlines
@@ -214,19 +213,17 @@ def test_a_worker_may_be_rounds_ahead(cluster: ThreadedJob) -> None:
 # ---- errors of pushes
 
 
-def test_an_error_nobody_waited_for_is_raised_by_the_next_call(cluster: ThreadedJob) -> None:
-    def work(store: DistStore) -> None:
-        store.set_optimizer("sgd")
-        store.init("w", torch.zeros(1))
-        store.set_learning_rate(1.0 + store.rank)
-        ticket = store.push("w", torch.ones(1))
-        while not ticket.done():
-            pass
-        with pytest.raises(kv.Mismatch, match="disagree"):
-            store.pull("w", torch.zeros(1))
-        assert value_of(store, "w", 1).item() == 0  # and once only
-
-    cluster.run(work)
+@every_worker_of("cluster")
+def test_an_error_nobody_waited_for_is_raised_by_the_next_call(store: DistStore) -> None:
+    store.set_optimizer("sgd")
+    store.init("w", torch.zeros(1))
+    store.set_learning_rate(1.0 + store.rank)
+    ticket = store.push("w", torch.ones(1))
+    while not ticket.done():
+        pass
+    with pytest.raises(kv.Mismatch, match="disagree"):
+        store.pull("w", torch.zeros(1))
+    assert value_of(store, "w", 1).item() == 0  # and once only
 
 
 def test_what_a_thread_pushes_while_another_waits_for_all_pushes(cluster: ThreadedJob) -> None:
@@ -338,15 +335,13 @@ def test_big_arrays_are_cut_over_all_servers(three: ThreadedJob) -> None:
         assert held == [4 * 256, 4 * (900 - 3 * 256 + BOUND - 1), 4 * 512]
 
 
-def test_what_is_outside_a_strided_out_stays(cluster: ThreadedJob) -> None:
-    def work(store: DistStore) -> None:
-        store.init("w", torch.ones(4, 5))
-        frame = torch.zeros(6, 10)
-        store.pull("w", frame[1:5, ::2])
-        assert frame.sum() == 20
-        assert frame[1:5, ::2].sum() == 20
-
-    cluster.run(work)
+@every_worker_of("cluster")
+def test_what_is_outside_a_strided_out_stays(store: DistStore) -> None:
+    store.init("w", torch.ones(4, 5))
+    frame = torch.zeros(6, 10)
+    store.pull("w", frame[1:5, ::2])
+    assert frame.sum() == 20
+    assert frame[1:5, ::2].sum() == 20
 
 
 def test_a_barrier_that_was_late_is_the_same_barrier_when_called_again(cluster: ThreadedJob) -> None:
@@ -377,19 +372,17 @@ def test_a_barrier_that_was_late_is_the_same_barrier_when_called_again(cluster: 
     cluster.run(work)
 
 
-def test_the_worker_that_has_pushed_most_joins_last_and_rounds_go_on_without_the_other(cluster: ThreadedJob) -> None:
-    def work(store: DistStore) -> None:
-        store.init("w", torch.zeros(1))
-        out = torch.zeros(1)
-        for _ in range(1 + store.rank):
-            store.pushpull("w", torch.ones(1), out)
-        store.begin_join()
-        assert store.join() == 1
-        store.pull("w", out)
-        assert out.item() == 1, "the second round is worker 1's alone"
-        assert store.num_dead_nodes() == 0
-
-    cluster.run(work)
+@every_worker_of("cluster")
+def test_the_worker_that_has_pushed_most_joins_last_and_rounds_go_on_without_the_other(store: DistStore) -> None:
+    store.init("w", torch.zeros(1))
+    out = torch.zeros(1)
+    for _ in range(1 + store.rank):
+        store.pushpull("w", torch.ones(1), out)
+    store.begin_join()
+    assert store.join() == 1
+    store.pull("w", out)
+    assert out.item() == 1, "the second round is worker 1's alone"
+    assert store.num_dead_nodes() == 0
 
 
 def test_what_is_reported_goes_with_the_next_beat_and_nothing_is_traced_without_a_trace(cluster: ThreadedJob) -> None:
@@ -437,43 +430,8 @@ def trained(store: Any, steps: int = 5) -> list[torch.Tensor]:
     return outs
 
 
-@pytest.fixture(scope="module")
-def jobs() -> Any:
-    """Jobs of one, two and four servers, and two workers."""
-    made: dict[int, ThreadedJob] = {}
-
-    def job(servers: int) -> ThreadedJob:
-        if servers not in made:
-            made[servers] = ThreadedJob(2, servers).__enter__()
-        return made[servers]
-
-    yield job
-    for each in made.values():
-        each.__exit__()
-
-
-def test_all_numbers_of_servers_make_the_same_bits(jobs: Any) -> None:
-    results = [jobs(servers).run(trained) for servers in (1, 2, 4)]
-    for of_worker in (each for result in results for each in result):
-        for found, wanted in zip(of_worker, results[0][0], strict=True):
-            assert torch.equal(found, wanted)
-
-
 def test_one_worker_makes_the_bits_of_a_store_in_one_process() -> None:
     with ThreadedJob(1, 2) as job:
         (found,) = job.run(trained)
     for one, other in zip(found, trained(LocalStore()), strict=True):
         assert torch.equal(one, other)
-
-
-def test_rounds_go_on_without_a_worker_that_has_joined(jobs: Any) -> None:
-    def work(store: DistStore) -> list[float]:
-        store.set_optimizer("sgd", learning_rate=1.0)
-        store.init("t", Table(shape=(ROWS, 1)))
-        for _ in range(4 if store.rank else 2):
-            store.push("t", RowSparse([7, 10 + store.rank], torch.ones(2, 1)))
-        store.join()
-        store.push("t", RowSparse([8], torch.ones(1, 1)))
-        return store.row_sparse_pull("t", row_ids=[7, 8, 10, 11]).view(-1).tolist()
-
-    assert jobs(2).run(work) == [[-6, -2, -2, -4]] * 2

@@ -106,7 +106,7 @@ def sponsor(**attached: Thing) -> Side:
     side = Side()
     side.clocks.pushed[:] = (3, 4)
     side.part.barriers.pass_to(2)
-    side.part.joining.pass_to(1)
+    side.part.joining.number = 1
     side.part.publishing.number = 6
     for name, thing in attached.items():
         side.made.attach(name, thing)

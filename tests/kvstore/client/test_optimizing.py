@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from every_worker import every_worker_of
 from small_jobs import SOON, value_of
 from threaded import ThreadedJob, set_limits
 from waiting import LONG
@@ -77,66 +78,57 @@ def test_a_worker_that_sets_an_optimizer_alone_learns_whom_it_waits_for(cluster:
 @pytest.mark.parametrize(
     ("name", "options"), [("sgd", {"lr": 0.25}), ("sgd", {"momentum": 0.9}), ("adam", {"lr": 0.5}), ("nag", {})]
 )
-def test_workers_that_disagree_on_the_optimizer(cluster: ThreadedJob, name: str, options: dict[str, Any]) -> None:
-    def work(store: DistStore) -> None:
-        store.init("w", torch.zeros(1))
-        if store.rank == 0:
-            store.set_optimizer("sgd", lr=0.5)
-        else:
-            with pytest.raises(kv.Mismatch, match=r"set_optimizer differs from worker 0's"):
-                store.set_optimizer(name, **options)
-        store.push("w", torch.ones(1))
-        assert value_of(store, "w", 1).item() == -1.0  # rank 0's is the one that counts
-
-    cluster.run(work)
+@every_worker_of("cluster")
+def test_workers_that_disagree_on_the_optimizer(store: DistStore, name: str, options: dict[str, Any]) -> None:
+    store.init("w", torch.zeros(1))
+    if store.rank == 0:
+        store.set_optimizer("sgd", lr=0.5)
+    else:
+        with pytest.raises(kv.Mismatch, match=r"set_optimizer differs from worker 0's"):
+            store.set_optimizer(name, **options)
+    store.push("w", torch.ones(1))
+    assert value_of(store, "w", 1).item() == -1.0  # rank 0's is the one that counts
 
 
-def test_an_optimizer_that_throws_in_a_round_raises_in_every_worker(cluster: ThreadedJob) -> None:
+@every_worker_of("cluster")
+def test_an_optimizer_that_throws_in_a_round_raises_in_every_worker(store: DistStore) -> None:
     """Adamax divides by 1 - beta1."""
-
-    def work(store: DistStore) -> None:
-        store.set_optimizer("adamax")
-        store.init(["m", "v"], [torch.zeros(2, 2), torch.zeros(2)])
-        store.set_hyperparameters(beta1=1.0)
-        with pytest.raises(kv.ServerError, match=r"ZeroDivisionError"):
-            store.push("v", torch.ones(2)).wait()
-        store.set_hyperparameters(beta1=0.9)
-        store.push("m", torch.eye(2)).wait()
-        assert value_of(store, "m", 2, 2)[0, 0] < 0
-
-    cluster.run(work)
+    store.set_optimizer("adamax")
+    store.init(["m", "v"], [torch.zeros(2, 2), torch.zeros(2)])
+    store.set_hyperparameters(beta1=1.0)
+    with pytest.raises(kv.ServerError, match=r"ZeroDivisionError"):
+        store.push("v", torch.ones(2)).wait()
+    store.set_hyperparameters(beta1=0.9)
+    store.push("m", torch.eye(2)).wait()
+    assert value_of(store, "m", 2, 2)[0, 0] < 0
 
 
 @pytest.mark.parametrize("what", ["learning_rate", "rescale_grad"])
-def test_workers_that_disagree_on_a_number_for_one_round(cluster: ThreadedJob, what: str) -> None:
-    def work(store: DistStore) -> None:
-        store.set_optimizer("sgd", learning_rate=1.0)
-        store.init("w", torch.zeros(1))
-        store.set_hyperparameters(**{what: 0.5 + store.rank})
-        with pytest.raises(
-            kv.Mismatch,
-            match=rf"disagree on the {what.replace('learning_', 'learning.')}.*'w': 0\.5 on worker 0, 1\.5 on worker 1",
-        ):
-            store.push("w", torch.ones(1)).wait()
-        assert value_of(store, "w", 1).item() == 0
-        store.set_hyperparameters(**{what: 0.5})
+@every_worker_of("cluster")
+def test_workers_that_disagree_on_a_number_for_one_round(store: DistStore, what: str) -> None:
+    store.set_optimizer("sgd", learning_rate=1.0)
+    store.init("w", torch.zeros(1))
+    store.set_hyperparameters(**{what: 0.5 + store.rank})
+    with pytest.raises(
+        kv.Mismatch,
+        match=rf"disagree on the {what.replace('learning_', 'learning.')}.*'w': 0\.5 on worker 0, 1\.5 on worker 1",
+    ):
+        store.push("w", torch.ones(1)).wait()
+    assert value_of(store, "w", 1).item() == 0
+    store.set_hyperparameters(**{what: 0.5})
+    store.push("w", torch.ones(1))
+    assert value_of(store, "w", 1).item() == -1
+
+
+@every_worker_of("cluster")
+def test_one_worker_may_set_the_learning_rate_for_all(store: DistStore) -> None:
+    store.set_optimizer("sgd", learning_rate=1.0)
+    store.init("w", torch.zeros(1))
+    if store.rank == 1:
+        store.set_learning_rate(0.25)
+    for _ in range(2):
         store.push("w", torch.ones(1))
-        assert value_of(store, "w", 1).item() == -1
-
-    cluster.run(work)
-
-
-def test_one_worker_may_set_the_learning_rate_for_all(cluster: ThreadedJob) -> None:
-    def work(store: DistStore) -> None:
-        store.set_optimizer("sgd", learning_rate=1.0)
-        store.init("w", torch.zeros(1))
-        if store.rank == 1:
-            store.set_learning_rate(0.25)
-        for _ in range(2):
-            store.push("w", torch.ones(1))
-        assert value_of(store, "w", 1).item() == -1
-
-    cluster.run(work)
+    assert value_of(store, "w", 1).item() == -1
 
 
 def test_a_ported_schedule_gives_mxnets_numbers(cluster: ThreadedJob, tmp_path: Path) -> None:
@@ -267,12 +259,10 @@ def test_one_worker_warns_at_the_callers_line() -> None:
     ]
 
 
-def test_servers_take_no_function(cluster: ThreadedJob) -> None:
-    def work(store: DistStore) -> None:
-        with pytest.raises(kv.Unsupported, match="use set_optimizer"):
-            store.set_updater(lambda key, pushed, stored: None)
-
-    cluster.run(work)
+@every_worker_of("cluster")
+def test_servers_take_no_function(store: DistStore) -> None:
+    with pytest.raises(kv.Unsupported, match="use set_optimizer"):
+        store.set_updater(lambda key, pushed, stored: None)
 
 
 def test_states_move_to_a_job_with_other_servers_and_to_a_local_store(
@@ -313,23 +303,21 @@ def test_states_move_to_a_job_with_other_servers_and_to_a_local_store(
                 torch.testing.assert_close(out, expected, rtol=0, atol=1e-6)
 
 
-def test_a_worker_that_set_no_optimizer_can_save(cluster: ThreadedJob, tmp_path: Path) -> None:
-    def work(store: DistStore) -> None:
-        store.init("w", torch.zeros(20))
-        for name in ("adam", "sgd"):
-            if store.rank == 0:
-                store.set_optimizer(name, **({"momentum": 0.9} if name == "sgd" else {}))
-            store.barrier()
-            store.push("w", torch.ones(20)).wait()
-            if store.rank == 1:
-                store.save_optimizer_states(tmp_path / name)
-            store.barrier()
+@every_worker_of("cluster")
+def test_a_worker_that_set_no_optimizer_can_save(store: DistStore, tmp_path: Path) -> None:
+    store.init("w", torch.zeros(20))
+    for name in ("adam", "sgd"):
         if store.rank == 0:
-            store.load_optimizer_states(tmp_path / "sgd")
-            with pytest.raises(kv.UsageError, match="the states of adam, but the optimizer is sgd"):
-                store.load_optimizer_states(tmp_path / "adam")
-
-    cluster.run(work)
+            store.set_optimizer(name, **({"momentum": 0.9} if name == "sgd" else {}))
+        store.barrier()
+        store.push("w", torch.ones(20)).wait()
+        if store.rank == 1:
+            store.save_optimizer_states(tmp_path / name)
+        store.barrier()
+    if store.rank == 0:
+        store.load_optimizer_states(tmp_path / "sgd")
+        with pytest.raises(kv.UsageError, match="the states of adam, but the optimizer is sgd"):
+            store.load_optimizer_states(tmp_path / "adam")
 
 
 ROWS, WIDTH = 30, 4

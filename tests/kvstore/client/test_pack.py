@@ -289,12 +289,12 @@ def test_each_server_gets_its_rows(kind: str, ids: list[list[int]]):
     ]
     outgoing = OutgoingRows(plan, numbers, rows)
     for server in range(2):
-        lengths = plan.lengths(outgoing.counts(server))
+        lengths = plan.lengths(outgoing.striped.counts[server])
         assert outgoing.nbytes(server) == sum(lengths)
         buffer, at = memoryview(bytearray(sum(lengths))), 0
         outgoing.write(server, buffer)
-        travelling = outgoing.ids(server)
-        for table, count, length in zip(tables, outgoing.counts(server), lengths, strict=True):
+        travelling = outgoing.striped.ids(server)
+        for table, count, length in zip(tables, outgoing.striped.counts[server], lengths, strict=True):
             part = read_rows(buffer[at : at + length], count, table.width, table.dtype, table.codec)
             own, travelling = travelling[:count], travelling[count:]
             assert np.allclose(part, np.outer(own + 1, np.ones(table.width)), rtol=0.01)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from every_worker import every_worker_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from placed import entries_for
@@ -415,27 +416,25 @@ def test_statistics_are_of_all_servers_and_evictions_follow_the_last_push():
     assert [(message.id, message.clock) for message in played.asked(wire.EvictRows)] == [(0, 1), (1, 1)]
 
 
-def test_whole_tables_are_read_replaced_and_counted(cluster: ThreadedJob) -> None:
-    def work(store: DistStore) -> None:
-        store.init("t", Table(dim=2, admit=MinCount(2)))
-        far = range(0, 3000, 3)
-        store.put_rows("t", RowSparse(far, torch.arange(1000.0)[:, None].expand(1000, 2)))
-        store.barrier()
-        reading = store.table_rows("t")
-        store.push("t", RowSparse([3, 2**50], torch.full((2, 2), 7.0)))
-        store.barrier()
-        pages = list(reading)
-        ids, rows = torch.cat([page.ids for page in pages]), torch.cat([page.rows for page in pages])
-        order = ids.argsort()
-        assert ids[order].tolist() == list(far)
-        assert torch.equal(rows[order][:, 1], torch.arange(1000.0))
-        assert store.row_sparse_pull("t", row_ids=[3, 2**50, 6])[:, 0].tolist() == [14, 0, 2]
-        counts = store.table_statistics("t")
-        assert (counts["rows"], counts["version"], counts["refused"]) == (1000, 1, 1)
-        store.evict("t")
-        store.barrier()
-
-    cluster.run(work)
+@every_worker_of("cluster")
+def test_whole_tables_are_read_replaced_and_counted(store: DistStore) -> None:
+    store.init("t", Table(dim=2, admit=MinCount(2)))
+    far = range(0, 3000, 3)
+    store.put_rows("t", RowSparse(far, torch.arange(1000.0)[:, None].expand(1000, 2)))
+    store.barrier()
+    reading = store.table_rows("t")
+    store.push("t", RowSparse([3, 2**50], torch.full((2, 2), 7.0)))
+    store.barrier()
+    pages = list(reading)
+    ids, rows = torch.cat([page.ids for page in pages]), torch.cat([page.rows for page in pages])
+    order = ids.argsort()
+    assert ids[order].tolist() == list(far)
+    assert torch.equal(rows[order][:, 1], torch.arange(1000.0))
+    assert store.row_sparse_pull("t", row_ids=[3, 2**50, 6])[:, 0].tolist() == [14, 0, 2]
+    counts = store.table_statistics("t")
+    assert (counts["rows"], counts["version"], counts["refused"]) == (1000, 1, 1)
+    store.evict("t")
+    store.barrier()
 
 
 def test_pages_are_small_and_a_reading_that_is_left_ends(cluster: ThreadedJob, monkeypatch: pytest.MonkeyPatch) -> None:

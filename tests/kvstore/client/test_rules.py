@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from every_worker import every_worker_of
 from threaded import ThreadedJob
 from waiting import LONG
 
@@ -218,51 +219,45 @@ def run(request: pytest.FixtureRequest, job: ThreadedJob) -> Callable[[Work], li
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("size", [3, 70], ids=["whole", "cut"])
-def test_a_push_that_is_not_finite_is_refused_by_name(run: Callable[[Work], list[Any]], size: int, bad: float) -> None:
-    def work(store: kv.KVStore) -> None:
-        assert store.check_finite
-        store.set_optimizer("sgd", learning_rate=1.0)
-        store.init("w", torch.zeros(size))
-        out = torch.zeros(size)
-        store.pushpull("w", torch.ones(size), out)
-        store.barrier()
-        gradient = torch.ones(size)
-        last = store.num_workers - 1
-        if store.rank == last:
-            gradient[-1] = bad
-        expected = rf"push 2 of 'w'{f' by worker {last}' if last else ''} has NaN or infinite"
-        if store.rank == last or "async" not in store.type:
-            with pytest.raises(kv.NotFinite, match=expected):
-                store.push("w", gradient).wait()
-        else:
+@every_worker_of("run")
+def test_a_push_that_is_not_finite_is_refused_by_name(store: kv.KVStore, size: int, bad: float) -> None:
+    assert store.check_finite
+    store.set_optimizer("sgd", learning_rate=1.0)
+    store.init("w", torch.zeros(size))
+    out = torch.zeros(size)
+    store.pushpull("w", torch.ones(size), out)
+    store.barrier()
+    gradient = torch.ones(size)
+    last = store.num_workers - 1
+    if store.rank == last:
+        gradient[-1] = bad
+    expected = rf"push 2 of 'w'{f' by worker {last}' if last else ''} has NaN or infinite"
+    if store.rank == last or "async" not in store.type:
+        with pytest.raises(kv.NotFinite, match=expected):
             store.push("w", gradient).wait()
-        store.barrier()
-        store.pull("w", out)
-        assert out.isfinite().all()
-        assert out[-1] == -1 * store.num_workers - (store.num_workers - 1) * ("async" in store.type)
-        store.barrier()
-        store.push("w", torch.zeros(size)).wait()  # it goes on
-
-    run(work)
-
-
-def test_integers_are_always_finite(run: Callable[[Work], list[Any]]) -> None:
-    def work(store: kv.KVStore) -> None:
-        if "async" in store.type:
-            return
-        store.init("n", torch.zeros(3, dtype=torch.int32))
-        store.push("n", torch.full((3,), 2**30, dtype=torch.int32)).wait()
-
-    run(work)
+    else:
+        store.push("w", gradient).wait()
+    store.barrier()
+    store.pull("w", out)
+    assert out.isfinite().all()
+    assert out[-1] == -1 * store.num_workers - (store.num_workers - 1) * ("async" in store.type)
+    store.barrier()
+    store.push("w", torch.zeros(size)).wait()  # it goes on
 
 
-def test_double_precision_has_its_own_largest_value(run: Callable[[Work], list[Any]]) -> None:
-    def work(store: kv.KVStore) -> None:
-        store.set_optimizer("sgd", learning_rate=1.0)
-        store.init("w", torch.zeros(3, dtype=torch.float64))
-        store.push("w", torch.full((3,), 1e300, dtype=torch.float64)).wait()
+@every_worker_of("run")
+def test_integers_are_always_finite(store: kv.KVStore) -> None:
+    if "async" in store.type:
+        return
+    store.init("n", torch.zeros(3, dtype=torch.int32))
+    store.push("n", torch.full((3,), 2**30, dtype=torch.int32)).wait()
 
-    run(work)
+
+@every_worker_of("run")
+def test_double_precision_has_its_own_largest_value(store: kv.KVStore) -> None:
+    store.set_optimizer("sgd", learning_rate=1.0)
+    store.init("w", torch.zeros(3, dtype=torch.float64))
+    store.push("w", torch.full((3,), 1e300, dtype=torch.float64)).wait()
 
 
 @pytest.mark.parametrize("name", ["local", "device"])

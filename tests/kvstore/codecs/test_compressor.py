@@ -161,8 +161,6 @@ def test_joined_or_one_by_one(compression: Compression, values: list[torch.Tenso
     mine, its = here.state(), there.state()
     assert mine[1] == its[1]
     assert all(same_bits(tensor, its[0][name]) for name, tensor in mine[0].items())
-    assert here.statistics().arrays == there.statistics().arrays
-    assert here.statistics().bytes_in == there.statistics().bytes_in
 
 
 def test_in_other_company_every_time() -> None:
@@ -224,7 +222,7 @@ def test_what_arrives_and_what_is_kept_are_what_was_there(
         first, second = first.clamp(-(2.0**28), 2.0**28), second.clamp(-(2.0**28), 2.0**28)
     compressor = Compressor(compression)
     for values in (first, second):
-        kept = residual(compressor) if compressor.statistics().arrays else torch.zeros_like(values)
+        kept = residual(compressor) if compressor.memos else torch.zeros_like(values)
         velocity = compressor.state()[0].get("velocity.0", torch.zeros_like(values))
         momentum = compression.number("momentum")
         came = velocity * momentum + values if momentum else values
@@ -284,14 +282,6 @@ def test_integers_and_other_sizes_are_refused() -> None:
     compressor.encode("w", torch.ones(4))
 
 
-def test_statistics() -> None:
-    compressor = Compressor(parse({"type": "2bit"}))
-    compressor.encode("w", torch.ones(8, 100))
-    compressor.encode("w", torch.ones(8, 100, dtype=torch.float64))
-    done = compressor.statistics()
-    assert (done.arrays, done.bytes_in, done.bytes_out, done.clipped) == (2, 3200 + 6400, 2 * 201, 0)
-
-
 @pytest.mark.parametrize(
     ("options", "least"),
     [
@@ -311,7 +301,6 @@ def test_payloads_are_as_small_as_promised(options: dict[str, object], least: fl
     encoded = Compressor(parse(options)).encode("w", values)
     least = min(least, size // (size // 500 + 500) / 4.01) if options["type"] == "powersgd" else least
     assert 4 * size / encoded.payload(0, size).numel() >= least
-    assert encoded.payload(0, size).numel() == encoded.nbytes
 
 
 @pytest.mark.gpu
@@ -360,7 +349,6 @@ def test_after_an_interrupt_at_any_line_the_same_is_sent_and_kept(compression: C
         if not compression.number("stochastic"):  # which may draw again
             assert torch.equal(payload(encoded), payload(expected)), after
         assert compressor.encode("w", values, resumable) is encoded, "it is complete, and not made again"
-        assert compressor.statistics() == clean.statistics()
         assert torch.equal(given(compressor, encoded), given(clean, expected)), after
         for name, tensor in compressor.state()[0].items() if not compression.number("stochastic") else ():
             assert same_bits(tensor.reshape(-1), clean.state()[0][name].reshape(-1)), (after, name)

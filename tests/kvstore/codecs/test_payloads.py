@@ -236,7 +236,6 @@ def test_any_length_goes(compression: Compression, size: int) -> None:
     encoded = Compressor(compression).encode("w", values)
     payload = encoded.payload(0, size)
     assert payload.dtype == torch.uint8
-    assert payload.numel() == encoded.nbytes
     out = torch.full((size,), 2.0)
     add(compression, payload, out)
     assert torch.equal(out, decode(compression, payload, size) + 2.0)

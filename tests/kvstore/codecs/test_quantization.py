@@ -31,11 +31,10 @@ class Blocks(PlaneCodec):
 
     planes = (Plane(torch.int32, 4), Plane(torch.int16, 1))
 
-    def pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> int:
+    def pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> None:
         sizes, codes = planes
         sizes.copy_(torch.tensor([min(4, values.numel() - start) for start in range(0, values.numel(), 4)]))
         codes.copy_(values)
-        return int((values > 8).sum())
 
     def unpack(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         out.copy_(planes[1][: out.numel()])
@@ -77,10 +76,9 @@ def test_any_range_is_decoded_added_and_spread(start: int, length: int) -> None:
 
 def test_a_payload_is_the_items_of_its_blocks_and_where_it_begins() -> None:
     made = encoded(VALUES)
-    assert made.nbytes == made.payload(0, SIZE).numel() == 3 * 4 + SIZE * 2 + 1
+    assert made.payload(0, SIZE).numel() == 3 * 4 + SIZE * 2 + 1
     assert made.payload(5, 7).numel() == 4 + 3 * 2 + 1, "one block, from its first element on"
     assert int(made.payload(5, 7)[-1]) == 1
-    assert made.clipped == 1
 
 
 @pytest.mark.parametrize(
@@ -105,7 +103,7 @@ def test_halves_round_to_nearest(name: str, bits: int, least: float, values: tor
 
 
 @pytest.mark.parametrize(("name", "top"), [("fp16", 65504.0), ("bf16", torch.finfo(torch.bfloat16).max)])
-def test_overflow_is_clipped_counted_and_sent_later(name: str, top: float) -> None:
+def test_overflow_is_clipped_and_sent_later(name: str, top: float) -> None:
     compression = parse({"type": name})
     compressor = Compressor(compression)
     values = torch.zeros(100)
@@ -114,7 +112,6 @@ def test_overflow_is_clipped_counted_and_sent_later(name: str, top: float) -> No
         values[3], values[4] = torch.finfo(torch.float32).max, torch.finfo(torch.float32).min
     there = whole(compression, compressor.encode("w", values))
     assert there[3:6].tolist() == [top, -top, top]
-    assert compressor.statistics().clipped == 2
     again = whole(compression, compressor.encode("w", torch.zeros(100)))
     assert torch.equal(again[3:5], (values[3:5] - there[3:5]).to(torch.float16 if name == "fp16" else torch.bfloat16))
 
@@ -329,7 +326,8 @@ def test_random_elements_are_one_of_each_range_the_same_for_every_worker() -> No
 def test_warm_up_sends_a_quarter_and_then_less() -> None:
     compressor = Compressor(parse({"type": "topk", "ratio": 0.01, "warmup_steps": 4}))
     generator = torch.Generator().manual_seed(1)
-    sent = [compressor.encode("w", torch.randn(10000, generator=generator)).nbytes // 8 for _ in range(6)]
+    encodings = [compressor.encode("w", torch.randn(10000, generator=generator)) for _ in range(6)]
+    sent = [encoded.payload(0, 10000).numel() // 8 for encoded in encodings]
     assert sent[0] == 2500
     assert sent[4:] == [100, 100]
     for before, after in itertools.pairwise(sent[:5]):
@@ -368,7 +366,7 @@ def test_a_matrix_of_low_rank_arrives_whole() -> None:
     matrix = torch.randn(60, 2, generator=generator) @ torch.randn(2, 80, generator=generator)
     compression = parse({"type": "powersgd", "rank": 2})
     encoded = Compressor(compression).encode("w", matrix)
-    assert encoded.nbytes == 12 + 4 * 2 * (60 + 80)
+    assert encoded.payload(0, encoded.size).numel() == 12 + 4 * 2 * (60 + 80)
     assert torch.allclose(whole(compression, encoded).view(60, 80), matrix, atol=1e-4)
 
 
@@ -396,7 +394,7 @@ def test_what_is_no_matrix_worth_it_goes_whole(shape: tuple[int, ...]) -> None:
     values = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     compression = parse({"type": "powersgd", "rank": 2})
     encoded = Compressor(compression).encode("w", values)
-    assert encoded.nbytes == 4 * values.numel()
+    assert encoded.payload(0, encoded.size).numel() == 4 * values.numel()
     assert torch.equal(whole(compression, encoded), values.reshape(-1))
 
 
@@ -422,4 +420,4 @@ def test_what_factors_cannot_hold_goes_whole() -> None:
     encoded = compressor.encode("w", matrix)
     assert torch.equal(in_parts(compression, encoded, [100, 1001]).view(60, 80), matrix)
     assert compressor.state()[0].keys() == {"residual.0"}
-    assert encoded.nbytes == 4 * 4800
+    assert encoded.payload(0, encoded.size).numel() == 4 * 4800

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,8 +18,6 @@ from waiting import LONG
 
 from kvstore.devices import CannotLend, DeviceMemory, Handle, Lent, device_memory
 from kvstore.values import sum_in_order
-
-pytestmark = pytest.mark.long
 
 
 class Reader:
@@ -78,7 +77,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
         pytest.skip("there is no CUDA device")
     place = Place(request.param)
     yield place
-    assert place.reader.close() == 0
+    assert place.reader.close() in (0, -signal.SIGKILL)
 
 
 def test_another_process_reads_what_is_written(place: Place):
@@ -141,16 +140,15 @@ def test_handles_of_nothing_are_refused(place: Place):
     assert torch.equal(place.reader.read(name), torch.arange(64, dtype=torch.uint8))
 
 
-def test_memory_whose_owner_was_killed_can_still_be_read(place: Place):
-    owner = Reader(place.kind)
-    device, opaque, offset, nbytes = json.loads(owner.ask("lend", 100, 7))
-    memory = place.memory.open(Handle(bytes.fromhex(device), bytes.fromhex(opaque), offset, nbytes))
-    owner.process.kill()
-    owner.close()
-    assert memory.unique().tolist() == [7]
-
-
 def test_a_tensor_of_another_device_is_not_lent(place: Place):
     other = torch.device("meta")
     with pytest.raises(CannotLend, match="got one on meta"):
         place.memory.lend(64, other)
+
+
+def test_memory_whose_owner_was_killed_can_still_be_read(place: Place):  # the last: each process imports torch
+    device, opaque, offset, nbytes = json.loads(place.reader.ask("lend", 100, 7))
+    memory = place.memory.open(Handle(bytes.fromhex(device), bytes.fromhex(opaque), offset, nbytes))
+    place.reader.process.kill()
+    place.reader.process.wait(LONG)
+    assert memory.unique().tolist() == [7]

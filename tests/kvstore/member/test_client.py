@@ -47,26 +47,6 @@ def test_requests_are_numbered_and_say_what_is_done():
     assert [operation.done() for operation in operations] == [True, True, False]
 
 
-def test_what_has_no_answer_is_asked_again_in_order_when_a_link_has_been_made_anew():
-    transport, client, a, b = over(Played())
-    operations = [Operation("x", (), client) for _ in range(4)]
-    for operation, peer in zip(operations, (a, b, a, a), strict=True):
-        ask(client, peer, operation)
-    transport.arrive(a, wire.Ack(3))
-    transport.arrive(a, [])
-    client.poll()
-    assert [(peer, request.seq) for peer, request in transport.asked[4:]] == [(a, 1), (a, 4)]
-    assert transport.asked[4] == transport.asked[0]
-    transport.answers = acknowledge
-    transport.arrive(b, [])
-    transport.arrive(a, [])
-    for operation in operations:
-        operation.wait(1.0)
-    transport.arrive(a, [])
-    client.poll()
-    assert len(transport.asked) == 4 + 2 + 3, "all has been answered"
-
-
 def test_a_failure_is_raised_by_its_name_and_does_not_reach_the_taker():
     client, a, _ = client_of(Played(lambda _, request: [wire.Failure(request.seq, "Mismatch", "not so")]))
     operation = Operation("x", (), client)

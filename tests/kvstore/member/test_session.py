@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 import torch
 from inproc import InprocNetwork
-from tapped import Tapped, outcome
 from threaded import ThreadedJob
 from waiting import LONG, until
 
 from kvstore import wire
 from kvstore.client import DistStore
-from kvstore.errors import JOB_FAILED_EXIT, DeadlineExceeded, Mismatch, NodeLost, ServerError, UsageError
+from kvstore.errors import JOB_FAILED_EXIT, DeadlineExceeded, KVStoreError, Mismatch, NodeLost, ServerError, UsageError
 from kvstore.job.config import Config
 from kvstore.member import client
 from kvstore.member import session as sessions
@@ -28,10 +27,41 @@ from kvstore.member.mutual_waits import BlockedTime
 from kvstore.member.outstanding import Question
 from kvstore.member.session import Session
 from kvstore.ticket import Operation
+from kvstore.transport import Transport
 from kvstore.transport.sockets.socket_transport import TcpTransport
 from kvstore.wire.guests import MOST_VALUES
 from servers.processes import run_server
 from servers.scheduler_process import run_scheduler
+
+
+class Tapped(ThreadedJob):
+    """A cluster that can silence a member: its links are cut, without a word."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(heartbeat_s=0.05, heartbeat_timeout_s=2.0, **options)
+        self._made: dict[str, list[Transport]] = {}
+
+    def ends(self, config: Config) -> Callable[[], Transport]:
+        make = super().ends(config)
+        name = config.role if config.role == "scheduler" else f"{config.role} {config.rank_hint}"
+
+        def tapped() -> Transport:
+            made = make()
+            self._made.setdefault(name, []).append(made)
+            return made
+
+        return tapped
+
+    def silence(self, name: str) -> None:
+        for transport in self._made[name]:
+            transport.close()
+
+
+def outcome(work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except KVStoreError as exc:
+        return exc
 
 
 def test_a_workers_pushes_and_pulls_go_to_its_aggregator():

@@ -1,8 +1,13 @@
-"""What the tests of tables share: an optimizer on rows."""
+"""What the tests of tables share: an optimizer on rows, and rows of three elements."""
 
 from typing import Any
 
+import numpy as np
+
+from kvstore.errors import UsageError
 from kvstore.optim.row_rules import RowState
+
+WIDTH = 3
 
 
 class Momentum:
@@ -16,3 +21,26 @@ class Momentum:
         moment = states["moment"]
         moment.mul_(0.5).add_(grads)
         rows.sub_(moment)
+
+
+def ids_of(ids: Any) -> Any:
+    return np.array(ids, np.int64)
+
+
+def grads_of(ids: Any, number: int) -> Any:
+    return np.random.default_rng(number).standard_normal((len(ids), WIDTH)).astype(np.float32)
+
+
+def pulled(table: Any, ids: Any) -> Any:
+    out = np.full((len(ids), WIDTH), 7, np.float32)
+    table.pull(ids_of(ids), out)
+    return out
+
+
+def has(part: Any, number: int) -> bool:
+    """Whether an id belongs to a stripe of a table."""
+    try:
+        part.require(ids_of([number]))
+    except UsageError:
+        return False
+    return True

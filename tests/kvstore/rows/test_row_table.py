@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from row_rules import Momentum
+from row_rules import WIDTH, Momentum, grads_of, has, ids_of, pulled
 
 import kvstore as kv
 from kvstore.errors import UsageError, WireError
@@ -26,28 +26,13 @@ from kvstore.table import CODECS, DTYPES, Capacity, MinCount, Probability, Table
 # ---- a table against what a dict does
 
 
-WIDTH = 3
 IDS = st.integers(-6, 9) | st.sampled_from([2**63 - 1, -(2**63)])
 PUSHES = st.lists(st.sets(IDS, max_size=8).map(sorted), max_size=14)
 
 
-def _ids(ids):
-    return np.array(ids, np.int64)
-
-
-def _grads(ids, number):
-    return np.random.default_rng(number).standard_normal((len(ids), WIDTH)).astype(np.float32)
-
-
-def _pulled(table, ids):
-    out = np.full((len(ids), WIDTH), 7, np.float32)
-    table.pull(_ids(ids), out)
-    return out
-
-
 def _beginnings(table, ids):
     out = np.empty((len(ids), WIDTH), np.float32)
-    write_beginnings(table, _ids(ids), out)
+    write_beginnings(table, ids_of(ids), out)
     return out
 
 
@@ -106,10 +91,10 @@ def test_a_growing_table_has_the_rows_that_a_dict_has(pushes, admit, unseen, wan
     table, model, rule = RowTable(described), _Model(described), Momentum()
     table.use(rule)
     for number, ids in enumerate(pushes):
-        changed = table.update(_ids(ids), _grads(ids, number), rule)
-        model.update(ids, _grads(ids, number))
+        changed = table.update(ids_of(ids), grads_of(ids, number), rule)
+        model.update(ids, grads_of(ids, number))
         assert changed.tolist() == [n for n in ids if n in model.rows]
-        assert np.array_equal(_pulled(table, wanted), model.pull(wanted))
+        assert np.array_equal(pulled(table, wanted), model.pull(wanted))
         assert table.statistics()["rows"] == len(model.rows)
         assert table.version == table.steps == model.version
     frozen = table.freeze()
@@ -128,34 +113,26 @@ def test_stripes_have_together_what_one_table_has(pushes, stripes, grows):
         pushes = [[n for n in ids if 0 <= n < 10] for ids in pushes]
     whole, parts = RowTable(described), [RowTable(described, part, stripes) for part in range(stripes)]
     for number, ids in enumerate(pushes):
-        grads = _grads(ids, number)
-        whole.update(_ids(ids), grads.copy(), None)
+        grads = grads_of(ids, number)
+        whole.update(ids_of(ids), grads.copy(), None)
         for part in parts:
-            mine = [at for at, n in enumerate(ids) if _of(part, n)]
-            part.update(_ids(ids)[mine], grads[mine], None)
+            mine = [at for at, n in enumerate(ids) if has(part, n)]
+            part.update(ids_of(ids)[mine], grads[mine], None)
     everything = [n for n in range(-6, 10) if grows or 0 <= n < 10]
     for part in parts:
-        mine = [n for n in everything if _of(part, n)]
-        assert np.array_equal(_pulled(part, mine), _pulled(whole, mine))
+        mine = [n for n in everything if has(part, n)]
+        assert np.array_equal(pulled(part, mine), pulled(whole, mine))
     assert sum(map(len, parts)) == len(whole)
-
-
-def _of(part, number):
-    try:
-        part.require(_ids([number]))
-    except UsageError:
-        return False
-    return True
 
 
 def test_a_table_with_a_shape_begins_as_its_seed_says_and_holds_what_is_assigned():
     described = Table(shape=(5, WIDTH), init="uniform", seed=2)
     table = RowTable(described)
-    assert np.array_equal(_pulled(table, [4, 0, 4]), _beginnings(described, [4, 0, 4]))
+    assert np.array_equal(pulled(table, [4, 0, 4]), _beginnings(described, [4, 0, 4]))
     assert len(table) == 0
-    table.update(_ids([1, 4]), np.ones((2, WIDTH), np.float32), None)
-    assert np.array_equal(_pulled(table, [1, 4]), np.ones((2, WIDTH)))
-    assert np.array_equal(_pulled(table, [0]), _beginnings(described, [0]))
+    table.update(ids_of([1, 4]), np.ones((2, WIDTH), np.float32), None)
+    assert np.array_equal(pulled(table, [1, 4]), np.ones((2, WIDTH)))
+    assert np.array_equal(pulled(table, [0]), _beginnings(described, [0]))
 
 
 def test_a_rule_that_is_not_lazy_updates_all_rows_of_a_fixed_table():
@@ -165,16 +142,16 @@ def test_a_rule_that_is_not_lazy_updates_all_rows_of_a_fixed_table():
     rows = torch.from_numpy(_beginnings(table.table, [1, 3, 5]))
     moments = torch.full((3, WIDTH), 0.5)
     for number, ids in enumerate([[5], [1, 3], []]):
-        grads = _grads(ids, number)
+        grads = grads_of(ids, number)
         whole = torch.zeros(3, WIDTH)
         whole[[n // 2 for n in ids]] = torch.from_numpy(grads)
         moments = moments * 0.5 + whole
         rows = rows - moments
-        model.append(table.update(_ids(ids), grads, rule).tolist())
-        assert np.array_equal(_pulled(table, [1, 3, 5]), rows.numpy())
+        model.append(table.update(ids_of(ids), grads, rule).tolist())
+        assert np.array_equal(pulled(table, [1, 3, 5]), rows.numpy())
     assert model == [[1, 3, 5]] * 3
     with pytest.raises(UsageError, match="lazy_update=True"):
-        RowTable(Table(dim=WIDTH)).update(_ids([1]), _grads([1], 0), rule)
+        RowTable(Table(dim=WIDTH)).update(ids_of([1]), grads_of([1], 0), rule)
 
 
 def test_a_probability_admits_about_so_many_and_draws_again_with_each_push():
@@ -193,11 +170,11 @@ def test_a_probability_admits_about_so_many_and_draws_again_with_each_push():
 def test_a_step_that_fails_changes_nothing():
     table, rule = RowTable(Table(dim=WIDTH)), Momentum()
     table.use(rule)
-    table.update(_ids([1]), _grads([1], 0), rule)
-    before = _pulled(table, [1, 2])
+    table.update(ids_of([1]), grads_of([1], 0), rule)
+    before = pulled(table, [1, 2])
     with pytest.raises(RuntimeError):
-        table.update(_ids([1, 2]), np.ones((2, WIDTH + 1), np.float32), rule)
-    assert np.array_equal(_pulled(table, [1, 2]), before)
+        table.update(ids_of([1, 2]), np.ones((2, WIDTH + 1), np.float32), rule)
+    assert np.array_equal(pulled(table, [1, 2]), before)
     assert (table.version, len(table)) == (1, 1)
 
 
@@ -208,7 +185,7 @@ def test_a_copy_goes_on_as_the_table_does():
 
     def push(number, *tables):
         ids = np.unique(rng.integers(0, 25, 8))
-        return [each.update(ids, _grads(ids, number), rule).tolist() for each in tables]
+        return [each.update(ids, grads_of(ids, number), rule).tolist() for each in tables]
 
     for number in range(40):
         push(number, table)
@@ -220,7 +197,7 @@ def test_a_copy_goes_on_as_the_table_does():
     for number in range(40, 90):
         one, two = push(number, table, copy)
         assert one == two
-        assert np.array_equal(_pulled(table, range(25)), _pulled(copy, range(25)))
+        assert np.array_equal(pulled(table, range(25)), pulled(copy, range(25)))
     assert table.statistics()["rows"] == copy.statistics()["rows"] > 0
     with pytest.raises(UsageError, match="admission"):
         RowTable(Table(dim=WIDTH)).restore(table.rest())
@@ -229,7 +206,7 @@ def test_a_copy_goes_on_as_the_table_does():
 @pytest.mark.parametrize(("ids", "wrong"), [([1, 3, 9], "id 9 at position 2"), ([-1], "id -1"), ([1, 2], "id 2 at")])
 def test_ids_of_others_are_refused(ids, wrong):
     with pytest.raises(UsageError, match=wrong):
-        RowTable(Table(shape=(9, 2)), 1, 2).require(_ids(ids))
+        RowTable(Table(shape=(9, 2)), 1, 2).require(ids_of(ids))
 
 
 def test_a_lineage_goes_on_with_updates_and_ends_with_what_no_version_counts():
@@ -242,11 +219,11 @@ def test_a_lineage_goes_on_with_updates_and_ends_with_what_no_version_counts():
     note()
     table.use(rule)
     note()
-    table.update(_ids([1, 2, 3]), _grads([1, 2, 3], 0), rule)
+    table.update(ids_of([1, 2, 3]), grads_of([1, 2, 3], 0), rule)
     table.use(rule)
     table.evict()
     note()
-    table.put(_ids([4, 5, 6]), _grads([4, 5, 6], 1), {}, None)
+    table.put(ids_of([4, 5, 6]), grads_of([4, 5, 6], 1), {}, None)
     note()
     assert table.evict() > 0  # rows that were pulled until now
     note()
@@ -263,9 +240,9 @@ def test_a_lineage_goes_on_with_updates_and_ends_with_what_no_version_counts():
 
 def test_nothing_continues_a_table_without_a_lineage():
     table = RowTable(Table(dim=WIDTH))
-    table.update(_ids([1]), _grads([1], 0), None)
+    table.update(ids_of([1]), grads_of([1], 0), None)
     assert table.unknown(table.at)
-    table.put(_ids([1]), _grads([1], 0), {}, None)
+    table.put(ids_of([1]), grads_of([1], 0), {}, None)
     assert table.unknown(table.at)
 
 

@@ -5,7 +5,7 @@ import weakref
 
 import numpy as np
 import pytest
-from row_rules import Momentum
+from row_rules import WIDTH, Momentum, grads_of, ids_of, pulled
 
 from kvstore.errors import Mismatch, UsageError
 from kvstore.rows import stripe
@@ -14,29 +14,13 @@ from kvstore.rows.slab_space import GrownTables, SlabSpace
 from kvstore.rows.slabs import MappedMemory
 from kvstore.table import Capacity, Table
 
-WIDTH = 3
-
-
-def _ids(ids):
-    return np.array(ids, np.int64)
-
-
-def _grads(ids, number):
-    return np.random.default_rng(number).standard_normal((len(ids), WIDTH)).astype(np.float32)
-
-
-def _pulled(table, ids):
-    out = np.full((len(ids), WIDTH), 7, np.float32)
-    table.pull(_ids(ids), out)
-    return out
-
 
 @pytest.mark.parametrize("by", ["age", "count"])
 def test_capacity_lets_those_go_that_were_touched_longest_ago_or_least_often(by):
     table = RowTable(Table(dim=WIDTH, evict=Capacity(3, by)))
     for ids in ([1], [1], [1], [2], [3], [3]):
-        table.update(_ids(ids), _grads(ids, 0), None)
-    changed = table.update(_ids([4]), _grads([4], 0), None)
+        table.update(ids_of(ids), grads_of(ids, 0), None)
+    changed = table.update(ids_of([4]), grads_of([4], 0), None)
     left = {"age": [2, 3, 4], "count": [1, 3, 4]}[by]
     assert sorted(table.freeze().page(0, 999).ids.tolist()) == left
     assert changed.tolist() == [4]
@@ -46,7 +30,7 @@ def test_capacity_lets_those_go_that_were_touched_longest_ago_or_least_often(by)
 def test_a_push_of_more_new_rows_than_the_capacity_keeps_so_many_and_says_which():
     table = RowTable(Table(dim=WIDTH, evict=Capacity(5)))
     ids = list(range(20))
-    changed = table.update(_ids(ids), _grads(ids, 0), None)
+    changed = table.update(ids_of(ids), grads_of(ids, 0), None)
     assert len(table) == len(changed) == 5
     assert sorted(table.freeze().page(0, 999).ids.tolist()) == changed.tolist()
 
@@ -54,7 +38,7 @@ def test_a_push_of_more_new_rows_than_the_capacity_keeps_so_many_and_says_which(
 def test_a_large_table_makes_room_for_a_sixteenth_at_once():
     table = RowTable(Table(dim=1, evict=Capacity(160)))
     for number in range(161):
-        table.update(_ids([number]), np.ones((1, 1), np.float32), None)
+        table.update(ids_of([number]), np.ones((1, 1), np.float32), None)
     assert table.freeze().page(0, 999).ids.min() == 11
     assert len(table) == 150
 
@@ -62,7 +46,7 @@ def test_a_large_table_makes_room_for_a_sixteenth_at_once():
 def test_states_of_another_rule_are_dropped_and_its_steps_counted_anew():
     table, rule = RowTable(Table(dim=WIDTH)), Momentum()
     table.use(rule)
-    table.update(_ids([1]), _grads([1], 0), rule)
+    table.update(ids_of([1]), grads_of([1], 0), rule)
     table.use(Momentum())
     assert (table.steps, table.version) == (1, 1)
     other = Momentum(rule="other")
@@ -76,25 +60,25 @@ def test_states_of_another_rule_are_dropped_and_its_steps_counted_anew():
 def test_put_replaces_rows_with_their_states_and_checks_them():
     table, rule = RowTable(Table(dim=WIDTH)), Momentum()
     table.use(rule)
-    table.update(_ids([1]), _grads([1], 0), rule)
+    table.update(ids_of([1]), grads_of([1], 0), rule)
     rows = np.arange(2.0 * WIDTH, dtype=np.float32).reshape(2, WIDTH)
     parts = {"seen": np.array([4, 9]), "count": np.array([1, 1]), "state.moment": rows + 1}
-    table.put(_ids([1, 2]), rows, parts, version=9, steps=8)
+    table.put(ids_of([1, 2]), rows, parts, version=9, steps=8)
     page = table.freeze().page(0, 999)
-    assert np.array_equal(_pulled(table, [1, 2]), rows)
+    assert np.array_equal(pulled(table, [1, 2]), rows)
     assert np.array_equal(page.parts["state.moment"], rows + 1)
     assert (page.parts["seen"].tolist(), table.version, table.steps) == ([4, 9], 9, 8)
-    table.put(_ids([2]), rows[:1], {}, version=None)
+    table.put(ids_of([2]), rows[:1], {}, version=None)
     page = table.freeze().page(0, 999)
     assert (page.parts["state.moment"][1] == 0.5).all()
     with pytest.raises(UsageError, match=r"state\.other"):
-        table.put(_ids([1]), rows[:1], {"state.other": rows[:1]}, None)
+        table.put(ids_of([1]), rows[:1], {"state.other": rows[:1]}, None)
     with pytest.raises(Mismatch, match=r"'state\.moment' of 1 rows"):
-        table.put(_ids([1]), rows[:1], {"state.moment": rows}, None)
+        table.put(ids_of([1]), rows[:1], {"state.moment": rows}, None)
     with pytest.raises(Mismatch, match="1 rows"):
-        table.put(_ids([1]), rows, {}, None)
+        table.put(ids_of([1]), rows, {}, None)
     with pytest.raises(UsageError, match="comes twice"):
-        table.put(_ids([1, 1]), rows, {}, None)
+        table.put(ids_of([1, 1]), rows, {}, None)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import torch
 from every_store import settle
 from row_stores import (
     ASYNC,
+    HOSTS,
     LOCAL,
     MORE_ROUNDS,
     QUORUM,
@@ -33,19 +34,16 @@ import kvstore as kv
 
 
 @updating
-def test_rows_are_made_by_the_push_that_is_admitted(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        begin(store, kv.Table(dim=WIDTH, init="constant", scale=5.0, admit=kv.MinCount(3)))
-        found = []
-        for number in range(4):
-            store.push("t", grads([2**40, number]))
-            found.append(firsts(store, [2**40, 3]))
-        assert found == [[0, 0], [0, 0], [5.0 - store.num_workers, 0], [5.0 - 2 * store.num_workers, 0]]
-        statistics = store.table_statistics("t")
-        assert (statistics["rows"], statistics["made"], statistics["evicted"]) == (1, 1, 0)
-        assert statistics["refused"] == 2 + 4
-
-    run(work)
+def test_rows_are_made_by_the_push_that_is_admitted(store: kv.KVStore) -> None:
+    begin(store, kv.Table(dim=WIDTH, init="constant", scale=5.0, admit=kv.MinCount(3)))
+    found = []
+    for number in range(4):
+        store.push("t", grads([2**40, number]))
+        found.append(firsts(store, [2**40, 3]))
+    assert found == [[0, 0], [0, 0], [5.0 - store.num_workers, 0], [5.0 - 2 * store.num_workers, 0]]
+    statistics = store.table_statistics("t")
+    assert (statistics["rows"], statistics["made"], statistics["evicted"]) == (1, 1, 0)
+    assert statistics["refused"] == 2 + 4
 
 
 @every
@@ -63,81 +61,69 @@ def test_admission_by_chance_is_the_same_everywhere(run: Run) -> None:
 
 
 @updating
-def test_rows_that_nobody_has_pushed_for_long_go(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        begin(store, kv.Table(dim=WIDTH, init="constant", evict=kv.Unseen(rounds=2)))
-        done = store.num_workers
-        store.push("t", grads(torch.arange(100, 108)))
-        for _ in range(2):
-            store.push("t", grads([7]))
-        assert firsts(store, [100, 107, 7]) == [1.0 - done, 1.0 - done, 1.0 - 2 * done]
-        store.push("t", grads([7, 100]))  # what is pushed in time is kept
-        assert firsts(store, [107, 7]) == [1.0, 1.0 - 3 * done]
-        store.evict("t")
-        statistics = store.table_statistics("t")
-        assert statistics["rows"] == statistics["made"] - statistics["evicted"] == 2
-
-    run(work)
+def test_rows_that_nobody_has_pushed_for_long_go(store: kv.KVStore) -> None:
+    begin(store, kv.Table(dim=WIDTH, init="constant", evict=kv.Unseen(rounds=2)))
+    done = store.num_workers
+    store.push("t", grads(torch.arange(100, 108)))
+    for _ in range(2):
+        store.push("t", grads([7]))
+    assert firsts(store, [100, 107, 7]) == [1.0 - done, 1.0 - done, 1.0 - 2 * done]
+    store.push("t", grads([7, 100]))  # what is pushed in time is kept
+    assert firsts(store, [107, 7]) == [1.0, 1.0 - 3 * done]
+    store.evict("t")
+    statistics = store.table_statistics("t")
+    assert statistics["rows"] == statistics["made"] - statistics["evicted"] == 2
 
 
 @pytest.mark.parametrize("by", ["age", "count"])
-@each_of([LOCAL], MORE_ROUNDS[:2])
-def test_a_full_table_lets_the_oldest_or_the_rarest_go(run: Run, by: str) -> None:
-    def work(store: kv.KVStore) -> None:
-        begin(store, kv.Table(dim=WIDTH, init="constant", evict=kv.Capacity(4, by=by)))
-        for ids in ([1, 2], [1, 2], [3, 4], [1], [5]):
-            store.push("t", grads(ids))
-        kept = [value != 1 for value in firsts(store, [1, 2, 3, 4, 5])]
-        statistics = store.table_statistics("t")
-        assert (statistics["rows"], statistics["made"], statistics["evicted"]) == (4, 5, 1)
-        assert (kept[0], kept[1], kept[4]) == (True, by == "count", by == "age") or by == "count"
-        assert sum(kept) == 4
-
-    run(work)
+@each_of([LOCAL], MORE_ROUNDS[:1], long=MORE_ROUNDS[1:2])
+def test_a_full_table_lets_the_oldest_or_the_rarest_go(store: kv.KVStore, by: str) -> None:
+    begin(store, kv.Table(dim=WIDTH, init="constant", evict=kv.Capacity(4, by=by)))
+    for ids in ([1, 2], [1, 2], [3, 4], [1], [5]):
+        store.push("t", grads(ids))
+    kept = [value != 1 for value in firsts(store, [1, 2, 3, 4, 5])]
+    statistics = store.table_statistics("t")
+    assert (statistics["rows"], statistics["made"], statistics["evicted"]) == (4, 5, 1)
+    assert (kept[0], kept[1], kept[4]) == (True, by == "count", by == "age") or by == "count"
+    assert sum(kept) == 4
 
 
 @every
-def test_statistics_of_a_table(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        begin(store, kv.Table(dim=WIDTH))
-        settle(store, store.push("t", grads([1, 2, 2**60])))
-        statistics = store.table_statistics("t")
-        assert set(statistics) >= {"rows", "made", "evicted", "refused", "bytes", "version"}
-        assert (statistics["rows"], statistics["made"], statistics["evicted"], statistics["refused"]) == (3, 3, 0, 0)
-        assert statistics["bytes"] >= 3 * WIDTH * 4
-        assert store.statistics().keys == 1
-
-    run(work)
+def test_statistics_of_a_table(store: kv.KVStore) -> None:
+    begin(store, kv.Table(dim=WIDTH))
+    settle(store, store.push("t", grads([1, 2, 2**60])))
+    statistics = store.table_statistics("t")
+    assert set(statistics) >= {"rows", "made", "evicted", "refused", "bytes", "version"}
+    assert (statistics["rows"], statistics["made"], statistics["evicted"], statistics["refused"]) == (3, 3, 0, 0)
+    assert statistics["bytes"] >= 3 * WIDTH * 4
+    assert store.statistics().keys == 1
 
 
 @every
-def test_rows_can_be_replaced_and_read_page_by_page(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        begin(store)
-        store.init("u", kv.Table(dim=2))
-        settle(store, store.push("t", grads([1])))
-        if store.rank == 0:
-            store.put_rows("t", grads([8, 1], 5.0))
-            store.put_rows("u", grads([2**45, -3], 7.0, 2))
-        store.barrier()
-        assert firsts(store, [0, 1, 8]) == [1, 5, 5]
-        pages = list(store.table_rows("u"))
-        assert sorted(id for page in pages for id in page.ids.tolist()) == [-3, 2**45]
-        assert all(page.rows.unique().tolist() == [7] for page in pages)
-        there = {
-            id: row[0]
-            for page in store.table_rows("t")
-            for id, row in zip(page.ids.tolist(), page.rows.tolist(), strict=True)
-        }
-        assert there[1] == there[8] == 5
-        store.barrier()
-        for bad, text in ((grads([1, 1]), "comes twice"), (grads([10]), "id 10"), (grads([0], 1.0, 2), r"2\]")):
-            with pytest.raises(kv.UsageError, match=text):
-                store.put_rows("t", bad)
-        settle(store, store.push("t", grads([8])))
-        assert firsts(store, [1, 8]) == [5, 5 - store.num_workers]
-
-    run(work)
+def test_rows_can_be_replaced_and_read_page_by_page(store: kv.KVStore) -> None:
+    begin(store)
+    store.init("u", kv.Table(dim=2))
+    settle(store, store.push("t", grads([1])))
+    if store.rank == 0:
+        store.put_rows("t", grads([8, 1], 5.0))
+        store.put_rows("u", grads([2**45, -3], 7.0, 2))
+    store.barrier()
+    assert firsts(store, [0, 1, 8]) == [1, 5, 5]
+    pages = list(store.table_rows("u"))
+    assert sorted(id for page in pages for id in page.ids.tolist()) == [-3, 2**45]
+    assert all(page.rows.unique().tolist() == [7] for page in pages)
+    there = {
+        id: row[0]
+        for page in store.table_rows("t")
+        for id, row in zip(page.ids.tolist(), page.rows.tolist(), strict=True)
+    }
+    assert there[1] == there[8] == 5
+    store.barrier()
+    for bad, text in ((grads([1, 1]), "comes twice"), (grads([10]), "id 10"), (grads([0], 1.0, 2), r"2\]")):
+        with pytest.raises(kv.UsageError, match=text):
+            store.put_rows("t", bad)
+    settle(store, store.push("t", grads([8])))
+    assert firsts(store, [1, 8]) == [5, 5 - store.num_workers]
 
 
 @pytest.mark.parametrize("grows", [False, True])
@@ -188,32 +174,26 @@ def test_a_run_goes_on_from_saved_states_to_the_bit(run: Run, grows: bool, tmp_p
     assert torch.equal(run(second)[0], end)
 
 
-@each_of([SYNC], [MORE_ROUNDS[2], MORE_ROUNDS[4], QUORUM])
-def test_rounds_go_on_without_workers_that_have_run_out(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        begin(store)
-        for number in range(1 + store.rank):
-            store.push("t", grads([number, 9]))
-        store.join()
-        workers = store.num_workers
-        pushed = sum(1 + rank for rank in range(workers))
-        assert firsts(store, [0, workers - 1, 9]) == [1.0 - workers, 0.0, 1.0 - pushed]
-        settle(store, store.push("t", grads([0])))
-        assert firsts(store, [0]) == [1.0 - 2 * workers]
-
-    run(work)
+@each_of([SYNC], [MORE_ROUNDS[2], HOSTS], long=[QUORUM])
+def test_rounds_go_on_without_workers_that_have_run_out(store: kv.KVStore) -> None:
+    begin(store)
+    for number in range(1 + store.rank):
+        store.push("t", grads([number, 9]))
+    store.join()
+    workers = store.num_workers
+    pushed = sum(1 + rank for rank in range(workers))
+    assert firsts(store, [0, workers - 1, 9]) == [1.0 - workers, 0.0, 1.0 - pushed]
+    settle(store, store.push("t", grads([0])))
+    assert firsts(store, [0]) == [1.0 - 2 * workers]
 
 
-@each_of([ASYNC], [SSP])
-def test_workers_that_run_out_hold_up_nobody(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        begin(store)
-        for _ in range(1 + 4 * store.rank):
-            store.pushpull("t", grads([store.rank]), row_ids=[9])
-        store.join()
-        assert firsts(store)[: store.num_workers] == [-4.0 * rank for rank in range(store.num_workers)]
-
-    run(work)
+@each_of([ASYNC], long=[SSP])
+def test_workers_that_run_out_hold_up_nobody(store: kv.KVStore) -> None:
+    begin(store)
+    for _ in range(1 + 4 * store.rank):
+        store.pushpull("t", grads([store.rank]), row_ids=[9])
+    store.join()
+    assert firsts(store)[: store.num_workers] == [-4.0 * rank for rank in range(store.num_workers)]
 
 
 def test_what_is_saved_is_loaded_with_other_numbers_of_servers_and_workers(jobs: Any, tmp_path: Path) -> None:
@@ -274,7 +254,7 @@ def test_what_is_saved_is_loaded_with_other_numbers_of_servers_and_workers(jobs:
 GROWING = kv.Table(dim=WIDTH, init="normal", seed=4, evict=kv.Unseen(2))
 KEPT = kv.Table(dim=WIDTH, init="normal", seed=4, evict=kv.Unseen(50))
 IDS = torch.arange(-20, 60)
-every = each_of([*ROUNDS, ASYNC], [*MORE_ROUNDS[:2], QUORUM])
+every = each_of([*ROUNDS, ASYNC], MORE_ROUNDS[:2], long=[QUORUM])
 
 
 def push(store: kv.KVStore, first: int, last: int) -> None:
@@ -283,77 +263,68 @@ def push(store: kv.KVStore, first: int, last: int) -> None:
 
 
 @every
-def test_a_saved_table_is_served_and_loaded_as_it_was(run: Run, tmp_path: Path) -> None:
-    def work(store: kv.KVStore) -> None:
-        store.set_optimizer("adam", learning_rate=0.1)
-        store.init("t", KEPT)
-        push(store, 0, 10)
-        push(store, 5, 15)
-        want = store.row_sparse_pull("t", row_ids=IDS)
-        if store.rank == 0:
-            version = store.save_table("t", tmp_path).wait()
-            opened = kv.open_table(tmp_path, verify=True)
-            assert opened.version == version > 0
-            assert torch.equal(opened.lookup(IDS), want)
-            assert len(opened) == store.table_statistics("t")["rows"] == 15
-        store.barrier()
-        store.init("other", KEPT)
-        store.load_table("other", tmp_path)
-        store.barrier()
-        assert torch.equal(store.row_sparse_pull("other", row_ids=IDS), want)
-        store.barrier()
-        ids = torch.arange(0, 45, 3)
-        settle(store, *(store.push(key, grads(ids)) for key in ("t", "other")))
-        one, two = (store.row_sparse_pull(key, row_ids=IDS) for key in ("t", "other"))
-        assert torch.equal(one, two)  # states and counts of updates were loaded, too
-        assert not torch.equal(one, want)
-
-    run(work)
+def test_a_saved_table_is_served_and_loaded_as_it_was(store: kv.KVStore, tmp_path: Path) -> None:
+    store.set_optimizer("adam", learning_rate=0.1)
+    store.init("t", KEPT)
+    push(store, 0, 10)
+    push(store, 5, 15)
+    want = store.row_sparse_pull("t", row_ids=IDS)
+    if store.rank == 0:
+        version = store.save_table("t", tmp_path).wait()
+        opened = kv.open_table(tmp_path, verify=True)
+        assert opened.version == version > 0
+        assert torch.equal(opened.lookup(IDS), want)
+        assert len(opened) == store.table_statistics("t")["rows"] == 15
+    store.barrier()
+    store.init("other", KEPT)
+    store.load_table("other", tmp_path)
+    store.barrier()
+    assert torch.equal(store.row_sparse_pull("other", row_ids=IDS), want)
+    store.barrier()
+    ids = torch.arange(0, 45, 3)
+    settle(store, *(store.push(key, grads(ids)) for key in ("t", "other")))
+    one, two = (store.row_sparse_pull(key, row_ids=IDS) for key in ("t", "other"))
+    assert torch.equal(one, two)  # states and counts of updates were loaded, too
+    assert not torch.equal(one, want)
 
 
 @every
-def test_what_has_changed_since_is_saved_and_what_has_gone_is_not_served(run: Run, tmp_path: Path) -> None:
-    def work(store: kv.KVStore) -> None:
-        begin(store, GROWING)
-        push(store, 0, 10)
-        since = None
-        for number in range(4):
-            push(store, 10 + number, 12 + number)
-            if store.rank == 0:
-                since = store.save_table("t", tmp_path, since=since, wait=False).wait(60)
-                opened = kv.open_table(tmp_path)
-                assert torch.equal(opened.lookup(IDS), store.row_sparse_pull("t", row_ids=IDS))
-                assert len(opened) == store.table_statistics("t")["rows"]
-            store.barrier()
+def test_what_has_changed_since_is_saved_and_what_has_gone_is_not_served(store: kv.KVStore, tmp_path: Path) -> None:
+    begin(store, GROWING)
+    push(store, 0, 10)
+    since = None
+    for number in range(4):
+        push(store, 10 + number, 12 + number)
         if store.rank == 0:
-            assert not opened.has([0, 3]).any()
-            with pytest.raises(kv.UsageError, match="no save of version 0"):
-                store.save_table("t", tmp_path, since=0)
+            since = store.save_table("t", tmp_path, since=since, wait=False).wait(60)
+            opened = kv.open_table(tmp_path)
+            assert torch.equal(opened.lookup(IDS), store.row_sparse_pull("t", row_ids=IDS))
+            assert len(opened) == store.table_statistics("t")["rows"]
         store.barrier()
-
-    run(work)
+    if store.rank == 0:
+        assert not opened.has([0, 3]).any()
+        with pytest.raises(kv.UsageError, match="no save of version 0"):
+            store.save_table("t", tmp_path, since=0)
+    store.barrier()
 
 
 @every
-def test_states_of_another_optimizer_are_left_out(run: Run, tmp_path: Path) -> None:
-    def work(store: kv.KVStore) -> None:
-        store.set_optimizer("adam", learning_rate=0.1)
-        store.init("t", kv.Table(dim=WIDTH))
-        push(store, 0, 10)
-        if store.rank == 0:
-            store.save_table("t", tmp_path)
-        store.barrier()
-        store.set_optimizer("adagrad", learning_rate=0.1)
-        store.init("other", kv.Table(dim=WIDTH))
-        store.load_table("other", tmp_path)
-        store.barrier()
-        assert torch.equal(store.row_sparse_pull("other", row_ids=IDS), kv.open_table(tmp_path).lookup(IDS))
-        store.init("wide", kv.Table(dim=WIDTH + 1))
-        if store.rank == 0:  # whose directory counts
-            with pytest.raises(kv.UsageError, match="key 'wide' is a table"):
-                store.load_table("wide", tmp_path)
-
-    run(work)
+def test_states_of_another_optimizer_are_left_out(store: kv.KVStore, tmp_path: Path) -> None:
+    store.set_optimizer("adam", learning_rate=0.1)
+    store.init("t", kv.Table(dim=WIDTH))
+    push(store, 0, 10)
+    if store.rank == 0:
+        store.save_table("t", tmp_path)
+    store.barrier()
+    store.set_optimizer("adagrad", learning_rate=0.1)
+    store.init("other", kv.Table(dim=WIDTH))
+    store.load_table("other", tmp_path)
+    store.barrier()
+    assert torch.equal(store.row_sparse_pull("other", row_ids=IDS), kv.open_table(tmp_path).lookup(IDS))
+    store.init("wide", kv.Table(dim=WIDTH + 1))
+    if store.rank == 0:  # whose directory counts
+        with pytest.raises(kv.UsageError, match="key 'wide' is a table"):
+            store.load_table("wide", tmp_path)
 
 
 def test_a_save_that_goes_on_has_the_table_as_it_was(tmp_path: Path) -> None:

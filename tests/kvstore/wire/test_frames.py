@@ -66,7 +66,7 @@ any_value = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.sampled_from(CLASSES).flatmap(any_message), st.data())
 def test_any_value_in_a_field_gives_a_message_or_a_wire_error(message: Any, data: st.DataObject) -> None:
     header = msgpack.unpackb(wire.encode(message)[0])

@@ -362,6 +362,7 @@ def test_the_longest_answers_that_are_meant_are_not_too_long() -> None:
 
 
 def test_a_key_of_many_segments_may_be_placed() -> None:
+    """More than there may be servers, so many were refused once."""
     numbers = list(range(5000))
     starts, stops = [7 * number for number in numbers], [7 * number + 7 for number in numbers]
     placed = wire.Placed(1, [5000], numbers, [number % 3 for number in numbers], starts, stops)

@@ -16,161 +16,134 @@ import kvstore as kv
 
 
 @every
-def test_everybody_gets_rank_zeros_values(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        keys = ["a", "b", "c"]
-        outs = [torch.empty(3), torch.empty(BOUND), torch.empty(())]
-        store.broadcast(keys, [torch.full(out.shape, 5.0 + store.rank) for out in outs], outs)
-        assert all((out == 5).all() for out in outs)
-        store.broadcast("d", torch.full((2,), float(store.rank)), [both := torch.empty(2), torch.empty(2)])
-        assert (both == 0).all()
-
-    run(work)
+def test_everybody_gets_rank_zeros_values(store: kv.KVStore) -> None:
+    keys = ["a", "b", "c"]
+    outs = [torch.empty(3), torch.empty(BOUND), torch.empty(())]
+    store.broadcast(keys, [torch.full(out.shape, 5.0 + store.rank) for out in outs], outs)
+    assert all((out == 5).all() for out in outs)
+    store.broadcast("d", torch.full((2,), float(store.rank)), [both := torch.empty(2), torch.empty(2)])
+    assert (both == 0).all()
 
 
 @every
-def test_a_second_init_raises_and_changes_nothing(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        store.init("a", torch.ones(2))
-        with pytest.raises(kv.AlreadyInitialized, match="'a'"):
-            store.init("a", torch.zeros(2))
-        with pytest.raises(kv.AlreadyInitialized, match="'a'"):
-            store.init(["b", "a"], [torch.zeros(2)] * 2)
-        store.init("b", torch.full((2,), 3.0))
-        assert pulled(store, "a", (2,)).tolist() == [1, 1]
-        assert pulled(store, "b", (2,)).tolist() == [3, 3]
-
-    run(work)
+def test_a_second_init_raises_and_changes_nothing(store: kv.KVStore) -> None:
+    store.init("a", torch.ones(2))
+    with pytest.raises(kv.AlreadyInitialized, match="'a'"):
+        store.init("a", torch.zeros(2))
+    with pytest.raises(kv.AlreadyInitialized, match="'a'"):
+        store.init(["b", "a"], [torch.zeros(2)] * 2)
+    store.init("b", torch.full((2,), 3.0))
+    assert pulled(store, "a", (2,)).tolist() == [1, 1]
+    assert pulled(store, "b", (2,)).tolist() == [3, 3]
 
 
 @every
-def test_init_of_one_key_twice_in_a_call(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        with pytest.raises(kv.UsageError, match="twice"):
-            store.init(["a", "a"], [torch.ones(2)] * 2)
-        store.init("a", torch.ones(2))
-
-    run(work)
+def test_init_of_one_key_twice_in_a_call(store: kv.KVStore) -> None:
+    with pytest.raises(kv.UsageError, match="twice"):
+        store.init(["a", "a"], [torch.ones(2)] * 2)
+    store.init("a", torch.ones(2))
 
 
 @every
-def test_a_key_without_a_value(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        store.init("a", torch.ones(2))
-        for call in (
-            lambda: store.push("b", torch.ones(2)),
-            lambda: store.pull("b", torch.ones(2)),
-            lambda: store.pushpull("b", torch.ones(2)),
-            lambda: store.pull(["a", "b"], [torch.ones(2)] * 2),
-        ):
-            with pytest.raises(kv.KeyNotInitialized, match=r"'b'.*init"):
-                call()
-
-    run(work)
+def test_a_key_without_a_value(store: kv.KVStore) -> None:
+    store.init("a", torch.ones(2))
+    for call in (
+        lambda: store.push("b", torch.ones(2)),
+        lambda: store.pull("b", torch.ones(2)),
+        lambda: store.pushpull("b", torch.ones(2)),
+        lambda: store.pull(["a", "b"], [torch.ones(2)] * 2),
+    ):
+        with pytest.raises(kv.KeyNotInitialized, match=r"'b'.*init"):
+            call()
 
 
 @every
-def test_a_key_that_is_misspelled(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        store.init(["weight", "bias"], [torch.ones(2), torch.ones(2)])
-        for call in (
-            lambda: store.push("wieght", torch.ones(2)),
-            lambda: store.pull("wieght", torch.ones(2)),
-            lambda: store.pushpull("wieght", torch.ones(2)),
-            lambda: store.push(["bias", "wieght"], [torch.ones(2)] * 2),
-            lambda: store.pull(["bias", "wieght"], [torch.ones(2)] * 2),
-            lambda: store.pushpull(["bias", "wieght"], [torch.ones(2)] * 2),
-        ):
-            with pytest.raises(kv.KeyNotInitialized, match=r"'wieght' has no value.*; did you mean 'weight'\?"):
-                call()
-
-    run(work)
+def test_a_key_that_is_misspelled(store: kv.KVStore) -> None:
+    store.init(["weight", "bias"], [torch.ones(2), torch.ones(2)])
+    for call in (
+        lambda: store.push("wieght", torch.ones(2)),
+        lambda: store.pull("wieght", torch.ones(2)),
+        lambda: store.pushpull("wieght", torch.ones(2)),
+        lambda: store.push(["bias", "wieght"], [torch.ones(2)] * 2),
+        lambda: store.pull(["bias", "wieght"], [torch.ones(2)] * 2),
+        lambda: store.pushpull(["bias", "wieght"], [torch.ones(2)] * 2),
+    ):
+        with pytest.raises(kv.KeyNotInitialized, match=r"'wieght' has no value.*; did you mean 'weight'\?"):
+            call()
 
 
 @pytest.mark.parametrize(
     "wrong", [torch.ones(3), torch.ones(2, 1), torch.ones(2, dtype=torch.float64), np.ones(2, "i4")]
 )
 @every
-def test_another_shape_or_dtype_raises_at_the_call(run: Run, wrong: Any) -> None:
-    def work(store: kv.KVStore) -> None:
-        store.set_optimizer("sgd", learning_rate=1.0)
-        store.init("w", torch.ones(2))
-        right = torch.ones(2)
-        for call in (
-            lambda: store.push("w", wrong),
-            lambda: store.pull("w", wrong),
-            lambda: store.pull("w", [right, wrong]),
-            lambda: store.pushpull("w", wrong, right),
-            lambda: store.pushpull("w", right, wrong),
-        ):
-            with pytest.raises(kv.Mismatch, match=r"'w' is float32\[2\]"):
-                call()
-        with pytest.raises(kv.UsageError, match="differ"):
-            store.push("w", [right, wrong])
-        settle(store, store.push("w", right))
-        assert pulled(store, "w", (2,)).tolist() == [1 - store.num_workers] * 2
-
-    run(work)
+def test_another_shape_or_dtype_raises_at_the_call(store: kv.KVStore, wrong: Any) -> None:
+    store.set_optimizer("sgd", learning_rate=1.0)
+    store.init("w", torch.ones(2))
+    right = torch.ones(2)
+    for call in (
+        lambda: store.push("w", wrong),
+        lambda: store.pull("w", wrong),
+        lambda: store.pull("w", [right, wrong]),
+        lambda: store.pushpull("w", wrong, right),
+        lambda: store.pushpull("w", right, wrong),
+    ):
+        with pytest.raises(kv.Mismatch, match=r"'w' is float32\[2\]"):
+            call()
+    with pytest.raises(kv.UsageError, match="differ"):
+        store.push("w", [right, wrong])
+    settle(store, store.push("w", right))
+    assert pulled(store, "w", (2,)).tolist() == [1 - store.num_workers] * 2
 
 
 @every
-def test_keys_of_one_kind(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        with pytest.raises(kv.KeyNotInitialized):
-            store.pull("w", torch.ones(1))
+def test_keys_of_one_kind(store: kv.KVStore) -> None:
+    with pytest.raises(kv.KeyNotInitialized):
+        store.pull("w", torch.ones(1))
+    with pytest.raises(kv.UsageError, match="keys of one kind"):
+        store.init(["w", 3], [torch.ones(1)] * 2)
+    store.init(3, torch.ones(1))
+    for call in (
+        lambda: store.init("w", torch.ones(1)),
+        lambda: store.push("3", torch.ones(1)),
+        lambda: store.pull([3, "3"], [torch.ones(1)] * 2),
+    ):
         with pytest.raises(kv.UsageError, match="keys of one kind"):
-            store.init(["w", 3], [torch.ones(1)] * 2)
-        store.init(3, torch.ones(1))
-        for call in (
-            lambda: store.init("w", torch.ones(1)),
-            lambda: store.push("3", torch.ones(1)),
-            lambda: store.pull([3, "3"], [torch.ones(1)] * 2),
-        ):
-            with pytest.raises(kv.UsageError, match="keys of one kind"):
-                call()
-        assert pulled(store, 3, (1,)).tolist() == [1]
-
-    run(work)
+            call()
+    assert pulled(store, 3, (1,)).tolist() == [1]
 
 
 @pytest.mark.parametrize(
     "bad", [3.0, "value", object(), np.zeros(2, complex), torch.eye(2).to_sparse(), [torch.ones(2), None]]
 )
 @every
-def test_what_is_no_value(run: Run, bad: Any) -> None:
-    def work(store: kv.KVStore) -> None:
-        store.init("w", torch.ones(2))
-        for call in (
-            lambda: store.init("v", bad),
-            lambda: store.push("w", bad),
-            lambda: store.pull("w", bad),
-            lambda: store.pushpull("w", bad, torch.ones(2)),
-            lambda: store.pushpull("w", torch.ones(2), bad),
-        ):
-            with pytest.raises(kv.UsageError):
-                call()
-        assert pulled(store, "w", (2,)).tolist() == [1, 1]
-
-    run(work)
+def test_what_is_no_value(store: kv.KVStore, bad: Any) -> None:
+    store.init("w", torch.ones(2))
+    for call in (
+        lambda: store.init("v", bad),
+        lambda: store.push("w", bad),
+        lambda: store.pull("w", bad),
+        lambda: store.pushpull("w", bad, torch.ones(2)),
+        lambda: store.pushpull("w", torch.ones(2), bad),
+    ):
+        with pytest.raises(kv.UsageError):
+            call()
+    assert pulled(store, "w", (2,)).tolist() == [1, 1]
 
 
 @every
-def test_outs_that_cannot_be_written(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        store.set_optimizer("sgd")
-        store.init("w", np.ones(2))
-        fixed = np.ones(2)
-        fixed.flags.writeable = False
-        for call in (
-            lambda: store.pull("w", fixed),
-            lambda: store.pull("w", np.ones(2)[::-1]),
-            lambda: store.pushpull("w", fixed),
-            lambda: store.pull("w", torch.ones(1, dtype=torch.float64).expand(2)),
-        ):
-            with pytest.raises(kv.UsageError, match=r"out (has|is)"):
-                call()
-
-    run(work)
+def test_outs_that_cannot_be_written(store: kv.KVStore) -> None:
+    store.set_optimizer("sgd")
+    store.init("w", np.ones(2))
+    fixed = np.ones(2)
+    fixed.flags.writeable = False
+    for call in (
+        lambda: store.pull("w", fixed),
+        lambda: store.pull("w", np.ones(2)[::-1]),
+        lambda: store.pushpull("w", fixed),
+        lambda: store.pull("w", torch.ones(1, dtype=torch.float64).expand(2)),
+    ):
+        with pytest.raises(kv.UsageError, match=r"out (has|is)"):
+            call()
 
 
 @every
@@ -226,32 +199,26 @@ def test_statistics(run: Run) -> None:
 
 
 @every
-def test_a_store_may_be_closed_twice(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        with store as same:
-            assert same is store
-            store.init("a", torch.zeros(1))
-        store.close()
-        store.close()
-        calls: list[Callable[[], Any]] = [
-            lambda: store.push("a", torch.zeros(1)),
-            lambda: store.pull("a", torch.zeros(1)),
-            lambda: store.pushpull("a", torch.zeros(1)),
-            lambda: store.init("b", torch.zeros(1)),
-            lambda: store.set_optimizer("sgd"),
-            lambda: store.set_learning_rate(0.1),
-        ]
-        for call in calls:
-            with pytest.raises(kv.UsageError, match="this store is closed"):
-                call()
-
-    run(work)
+def test_a_store_may_be_closed_twice(store: kv.KVStore) -> None:
+    with store as same:
+        assert same is store
+        store.init("a", torch.zeros(1))
+    store.close()
+    store.close()
+    calls: list[Callable[[], Any]] = [
+        lambda: store.push("a", torch.zeros(1)),
+        lambda: store.pull("a", torch.zeros(1)),
+        lambda: store.pushpull("a", torch.zeros(1)),
+        lambda: store.init("b", torch.zeros(1)),
+        lambda: store.set_optimizer("sgd"),
+        lambda: store.set_learning_rate(0.1),
+    ]
+    for call in calls:
+        with pytest.raises(kv.UsageError, match="this store is closed"):
+            call()
 
 
 @every
-def test_an_exception_passes_through_the_block(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        with pytest.raises(ZeroDivisionError), store:
-            _ = 1 / 0
-
-    run(work)
+def test_an_exception_passes_through_the_block(store: kv.KVStore) -> None:
+    with pytest.raises(ZeroDivisionError), store:
+        _ = 1 / 0

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from every_store import all_of, assigning, every, mine, pulled, settle
+from every_store import all_of, assigning, every, everywhere, mine, pulled, settle
 from small_jobs import BOUND
 from store_kinds import Run
 
@@ -21,238 +21,189 @@ from kvstore.optim import states_file
 pytestmark = pytest.mark.filterwarnings("ignore:.* has momentum .* gradients come late:UserWarning")
 
 
-@every
-def test_an_optimizer_gets_the_sum(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        store.set_optimizer("sgd", learning_rate=0.5)
-        store.init(["a", "b"], [torch.zeros(3), torch.zeros(BOUND)])
-        for rounds in (1, 2):
-            values = [torch.full((3,), float(mine(store))), torch.full((BOUND,), 2.0 * mine(store))]
-            settle(store, store.push(["a", "b"], values))
-            assert (pulled(store, "a", (3,)) == -0.5 * rounds * all_of(store)).all()
-            assert (pulled(store, "b", (BOUND,)) == -1.0 * rounds * all_of(store)).all()
-            store.barrier()
-
-    run(work)
-
-
-@every
-def test_an_optimizer_may_come_after_init(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        store.init("w", torch.zeros(3))
-        store.set_optimizer(torch.optim.SGD([torch.zeros(1)], lr=0.25))
-        settle(store, store.push("w", torch.ones(3)))
-        assert (pulled(store, "w", (3,)) == -0.25 * store.num_workers).all()
-
-    run(work)
-
-
-@every
-def test_the_callers_gradient_stays_as_it_is(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        store.set_optimizer("sgd", learning_rate=1.0, momentum=0.9, wd=0.1, rescale_grad=0.5, clip_gradient=0.25)
-        store.init(["w", "h"], [torch.ones(3), torch.ones(3, dtype=torch.float16)])
-        grads = torch.ones(3), torch.ones(3, dtype=torch.float16)
-        outs = torch.empty(3), torch.empty(3, dtype=torch.float16)
-        store.pushpull(["w", "h"], list(grads), list(outs))
-        assert all((grad == 1).all() for grad in grads)
+@everywhere
+def test_an_optimizer_gets_the_sum(store: kv.KVStore) -> None:
+    store.set_optimizer("sgd", learning_rate=0.5)
+    store.init(["a", "b"], [torch.zeros(3), torch.zeros(BOUND)])
+    for rounds in (1, 2):
+        values = [torch.full((3,), float(mine(store))), torch.full((BOUND,), 2.0 * mine(store))]
+        settle(store, store.push(["a", "b"], values))
+        assert (pulled(store, "a", (3,)) == -0.5 * rounds * all_of(store)).all()
+        assert (pulled(store, "b", (BOUND,)) == -1.0 * rounds * all_of(store)).all()
         store.barrier()
 
-    run(work)
+
+@every
+def test_an_optimizer_may_come_after_init(store: kv.KVStore) -> None:
+    store.init("w", torch.zeros(3))
+    store.set_optimizer(torch.optim.SGD([torch.zeros(1)], lr=0.25))
+    settle(store, store.push("w", torch.ones(3)))
+    assert (pulled(store, "w", (3,)) == -0.25 * store.num_workers).all()
 
 
 @every
-def test_strides_of_gradients_do_not_matter(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        store.set_optimizer("sgd", learning_rate=1.0)
-        store.init("w", torch.zeros(2, 3))
-        settle(store, store.push("w", torch.arange(6.0).view(3, 2).t()))
-        assert (pulled(store, "w", (2, 3)) == -store.num_workers * np.arange(6.0).reshape(3, 2).T).all()
+def test_the_callers_gradient_stays_as_it_is(store: kv.KVStore) -> None:
+    store.set_optimizer("sgd", learning_rate=1.0, momentum=0.9, wd=0.1, rescale_grad=0.5, clip_gradient=0.25)
+    store.init(["w", "h"], [torch.ones(3), torch.ones(3, dtype=torch.float16)])
+    grads = torch.ones(3), torch.ones(3, dtype=torch.float16)
+    outs = torch.empty(3), torch.empty(3, dtype=torch.float16)
+    store.pushpull(["w", "h"], list(grads), list(outs))
+    assert all((grad == 1).all() for grad in grads)
+    store.barrier()
 
-    run(work)
+
+@every
+def test_strides_of_gradients_do_not_matter(store: kv.KVStore) -> None:
+    store.set_optimizer("sgd", learning_rate=1.0)
+    store.init("w", torch.zeros(2, 3))
+    settle(store, store.push("w", torch.arange(6.0).view(3, 2).t()))
+    assert (pulled(store, "w", (2, 3)) == -store.num_workers * np.arange(6.0).reshape(3, 2).T).all()
 
 
 @pytest.mark.parametrize("name", ["int8", "uint8", "int16", "int32", "int64"])
 @every
-def test_an_optimizer_updates_floats_only(run: Run, name: str) -> None:
-    def work(store: kv.KVStore) -> None:
-        value = torch.ones(2, dtype=getattr(torch, name))
-        store.set_optimizer("sgd")
-        store.init("n", value)
-        with pytest.raises(kv.Mismatch, match=f"'n' is {name}.*floating point only"):
-            store.push("n", value)
-        out = torch.zeros_like(value)
-        store.pull("n", out)
-        assert out.tolist() == [1, 1]
-
-    run(work)
+def test_an_optimizer_updates_floats_only(store: kv.KVStore, name: str) -> None:
+    value = torch.ones(2, dtype=getattr(torch, name))
+    store.set_optimizer("sgd")
+    store.init("n", value)
+    with pytest.raises(kv.Mismatch, match=f"'n' is {name}.*floating point only"):
+        store.push("n", value)
+    out = torch.zeros_like(value)
+    store.pull("n", out)
+    assert out.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
 @every
-def test_an_optimizer_updates_every_float(run: Run, name: str) -> None:
-    def work(store: kv.KVStore) -> None:
-        value = torch.zeros(3, dtype=getattr(torch, name))
-        store.set_optimizer("sgd", learning_rate=0.5)
-        store.init("w", value)
-        settle(store, store.push("w", torch.ones_like(value)))
-        assert (pulled(store, "w", value) == -0.5 * store.num_workers).all()
-
-    run(work)
+def test_an_optimizer_updates_every_float(store: kv.KVStore, name: str) -> None:
+    value = torch.zeros(3, dtype=getattr(torch, name))
+    store.set_optimizer("sgd", learning_rate=0.5)
+    store.init("w", value)
+    settle(store, store.push("w", torch.ones_like(value)))
+    assert (pulled(store, "w", value) == -0.5 * store.num_workers).all()
 
 
 @every
-def test_half_precision_weights_do_not_lose_small_steps(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        store.set_optimizer("sgd", learning_rate=2.0**-10 / store.num_workers)
-        store.init("w", torch.ones(2, dtype=torch.bfloat16))
-        for _ in range(64):
-            ticket = store.push("w", torch.ones(2, dtype=torch.bfloat16))
-        settle(store, ticket)
-        assert pulled(store, "w", torch.empty(2, dtype=torch.bfloat16)).tolist() == [1 - 64 * 2.0**-10] * 2
-
-    run(work)
+def test_half_precision_weights_do_not_lose_small_steps(store: kv.KVStore) -> None:
+    store.set_optimizer("sgd", learning_rate=2.0**-10 / store.num_workers)
+    store.init("w", torch.ones(2, dtype=torch.bfloat16))
+    for _ in range(64):
+        ticket = store.push("w", torch.ones(2, dtype=torch.bfloat16))
+    settle(store, ticket)
+    assert pulled(store, "w", torch.empty(2, dtype=torch.bfloat16)).tolist() == [1 - 64 * 2.0**-10] * 2
 
 
 @every
-def test_a_sum_that_half_precision_lacks_is_used_in_float32(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        store.set_optimizer("sgd", learning_rate=1e-6, rescale_grad=0.25 / store.num_workers)
-        store.init(["w", "h"], [torch.zeros(2), torch.zeros(2, dtype=torch.float16)])
-        big = torch.full((2,), 40_000.0)
-        settle(store, store.push(["w", "h"], [[big] * 4, [big.half()] * 4]))
-        expected = pulled(store, "w", (2,)).astype(np.float16)
-        assert pulled(store, "h", torch.empty(2, dtype=torch.float16)).tolist() == expected.tolist()
-        assert expected[0].item() == pytest.approx(-0.04, rel=0.01)
-        store.barrier()
-
-    run(work)
+def test_a_sum_that_half_precision_lacks_is_used_in_float32(store: kv.KVStore) -> None:
+    store.set_optimizer("sgd", learning_rate=1e-6, rescale_grad=0.25 / store.num_workers)
+    store.init(["w", "h"], [torch.zeros(2), torch.zeros(2, dtype=torch.float16)])
+    big = torch.full((2,), 40_000.0)
+    settle(store, store.push(["w", "h"], [[big] * 4, [big.half()] * 4]))
+    expected = pulled(store, "w", (2,)).astype(np.float16)
+    assert pulled(store, "h", torch.empty(2, dtype=torch.float16)).tolist() == expected.tolist()
+    assert expected[0].item() == pytest.approx(-0.04, rel=0.01)
+    store.barrier()
 
 
 @every
-def test_an_unknown_optimizer_or_hyper_parameter(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        with pytest.raises(kv.UnknownName, match=r"no optimizer 'sdg'; choose from .*sgd"):
-            store.set_optimizer("sdg")
-        with pytest.raises(kv.UnknownName, match=r"no hyper-parameter 'momentun'; choose from .*momentum"):
-            store.set_optimizer("sgd", momentun=0.9)
-
-    run(work)
+def test_an_unknown_optimizer_or_hyper_parameter(store: kv.KVStore) -> None:
+    with pytest.raises(kv.UnknownName, match=r"no optimizer 'sdg'; choose from .*sgd"):
+        store.set_optimizer("sdg")
+    with pytest.raises(kv.UnknownName, match=r"no hyper-parameter 'momentun'; choose from .*momentum"):
+        store.set_optimizer("sgd", momentun=0.9)
 
 
 @every
-def test_a_new_learning_rate_keeps_the_momentum(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        share = 1.0 / store.num_workers
-        store.set_optimizer("sgd", learning_rate=1.0, momentum=0.5)
-        assert store.learning_rate == 1.0
-        store.init("w", torch.zeros(2))
-        if store.rank == 0 or "async" not in store.type:
-            grad = torch.full((2,), share if "async" not in store.type else 1.0)
-            store.push("w", grad).wait()
-            store.set_learning_rate(0.25)
-            store.push("w", grad).wait()
-            assert store.learning_rate == 0.25
-        store.barrier()
-        np.testing.assert_allclose(pulled(store, "w", (2,)), -1 - 0.25 * 1.5, rtol=1e-6)
-
-    run(work)
+def test_a_new_learning_rate_keeps_the_momentum(store: kv.KVStore) -> None:
+    share = 1.0 / store.num_workers
+    store.set_optimizer("sgd", learning_rate=1.0, momentum=0.5)
+    assert store.learning_rate == 1.0
+    store.init("w", torch.zeros(2))
+    if store.rank == 0 or "async" not in store.type:
+        grad = torch.full((2,), share if "async" not in store.type else 1.0)
+        store.push("w", grad).wait()
+        store.set_learning_rate(0.25)
+        store.push("w", grad).wait()
+        assert store.learning_rate == 0.25
+    store.barrier()
+    np.testing.assert_allclose(pulled(store, "w", (2,)), -1 - 0.25 * 1.5, rtol=1e-6)
 
 
 @every
-def test_gradients_can_be_scaled_anew(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        store.set_optimizer("sgd", learning_rate=1.0, rescale_grad=0.5)
-        store.init("w", torch.zeros(2))
-        settle(store, store.push("w", torch.ones(2)))
-        store.set_hyperparameters(rescale_grad=0.25)
-        settle(store, store.push("w", torch.ones(2)))
-        assert (pulled(store, "w", (2,)) == -0.75 * store.num_workers).all()
-
-    run(work)
+def test_gradients_can_be_scaled_anew(store: kv.KVStore) -> None:
+    store.set_optimizer("sgd", learning_rate=1.0, rescale_grad=0.5)
+    store.init("w", torch.zeros(2))
+    settle(store, store.push("w", torch.ones(2)))
+    store.set_hyperparameters(rescale_grad=0.25)
+    settle(store, store.push("w", torch.ones(2)))
+    assert (pulled(store, "w", (2,)) == -0.75 * store.num_workers).all()
 
 
 @every
-def test_a_multiplier_of_a_group_changes(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        groups = [{"keys": ["w"], "lr_mult": 0.5}]
-        store.set_optimizer("sgd", learning_rate=1.0, groups=groups, lr_mult={"v": 2.0})
-        store.init(["v", "w"], [torch.zeros(2)] * 2)
-        store.set_hyperparameters(groups=[{"lr_mult": 0.25}])
-        settle(store, store.push(["v", "w"], [torch.ones(2)] * 2))
-        for key, change in (("v", 2.0), ("w", 0.25)):
-            assert (pulled(store, key, (2,)) == -change * store.num_workers).all()
-        with pytest.raises(kv.UsageError, match=r"keys have factors of their own, as here 1, 2"):
-            store.set_hyperparameters(lr_mult=3.0)
-
-    run(work)
+def test_a_multiplier_of_a_group_changes(store: kv.KVStore) -> None:
+    groups = [{"keys": ["w"], "lr_mult": 0.5}]
+    store.set_optimizer("sgd", learning_rate=1.0, groups=groups, lr_mult={"v": 2.0})
+    store.init(["v", "w"], [torch.zeros(2)] * 2)
+    store.set_hyperparameters(groups=[{"lr_mult": 0.25}])
+    settle(store, store.push(["v", "w"], [torch.ones(2)] * 2))
+    for key, change in (("v", 2.0), ("w", 0.25)):
+        assert (pulled(store, key, (2,)) == -change * store.num_workers).all()
+    with pytest.raises(kv.UsageError, match=r"keys have factors of their own, as here 1, 2"):
+        store.set_hyperparameters(lr_mult=3.0)
 
 
 @assigning
-def test_pushes_may_have_weights(run: Run) -> None:
+def test_pushes_may_have_weights(store: kv.KVStore) -> None:
     """Worker r pushes r + 1, with a weight of r + 1; then, outside of the block, with the same weight as all."""
-
-    def work(store: kv.KVStore) -> None:
-        number = store.num_workers
-        store.set_optimizer("sgd", learning_rate=1.0, rescale_grad=1 / number)
-        store.init(["a", "b"], [torch.zeros(3), torch.zeros(BOUND)])
-        values = [torch.full((3,), float(mine(store))), torch.full((BOUND,), float(mine(store)))]
-        with store.weighted(mine(store)):
-            settle(store, store.push(["a", "b"], values))
-        mean = sum(rank * rank for rank in range(1, number + 1)) / all_of(store)
-        np.testing.assert_allclose(pulled(store, "a", (3,)), -mean, rtol=1e-6)
-        np.testing.assert_allclose(pulled(store, "b", (BOUND,)), -mean, rtol=1e-6)
+    number = store.num_workers
+    store.set_optimizer("sgd", learning_rate=1.0, rescale_grad=1 / number)
+    store.init(["a", "b"], [torch.zeros(3), torch.zeros(BOUND)])
+    values = [torch.full((3,), float(mine(store))), torch.full((BOUND,), float(mine(store)))]
+    with store.weighted(mine(store)):
         settle(store, store.push(["a", "b"], values))
-        np.testing.assert_allclose(pulled(store, "b", (BOUND,)), -mean - all_of(store) / number, rtol=1e-6)
-
-    run(work)
+    mean = sum(rank * rank for rank in range(1, number + 1)) / all_of(store)
+    np.testing.assert_allclose(pulled(store, "a", (3,)), -mean, rtol=1e-6)
+    np.testing.assert_allclose(pulled(store, "b", (BOUND,)), -mean, rtol=1e-6)
+    settle(store, store.push(["a", "b"], values))
+    np.testing.assert_allclose(pulled(store, "b", (BOUND,)), -mean - all_of(store) / number, rtol=1e-6)
 
 
 @every
-def test_weights_that_a_store_does_not_take(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        if "async" in store.type:
-            with pytest.raises(kv.UsageError, match="no rounds, whose mean a weight could change"):
-                store.weighted(1)
-            return
-        for bad in (-1, float("nan"), "1", True):
-            with pytest.raises(kv.UsageError, match="weight="), store.weighted(bad):  # type: ignore[arg-type]
-                raise AssertionError
-
-    run(work)
+def test_weights_that_a_store_does_not_take(store: kv.KVStore) -> None:
+    if "async" in store.type:
+        with pytest.raises(kv.UsageError, match="no rounds, whose mean a weight could change"):
+            store.weighted(1)
+        return
+    for bad in (-1, float("nan"), "1", True):
+        with pytest.raises(kv.UsageError, match="weight="), store.weighted(bad):  # type: ignore[arg-type]
+            raise AssertionError
 
 
 @pytest.mark.parametrize("bad", ["0.1", None, float("nan"), True])
 @every
-def test_a_learning_rate_is_a_number(run: Run, bad: Any) -> None:
-    def work(store: kv.KVStore) -> None:
-        store.set_optimizer("sgd", learning_rate=0.5)
-        if bad is not None:
-            with pytest.raises(kv.UsageError, match="not a finite number"):
-                store.set_learning_rate(bad)
-        else:
-            store.set_hyperparameters(learning_rate=None, rescale_grad=None)
-        assert store.learning_rate == 0.5
-
-    run(work)
+def test_a_learning_rate_is_a_number(store: kv.KVStore, bad: Any) -> None:
+    store.set_optimizer("sgd", learning_rate=0.5)
+    if bad is not None:
+        with pytest.raises(kv.UsageError, match="not a finite number"):
+            store.set_learning_rate(bad)
+    else:
+        store.set_hyperparameters(learning_rate=None, rescale_grad=None)
+    assert store.learning_rate == 0.5
 
 
 @every
-def test_other_numbers_keep_the_state(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        alone = store.rank == 0 or "async" not in store.type
-        share = torch.full((2,), 1.0 / (store.num_workers if "async" not in store.type else 1))
-        store.set_optimizer("sgd", learning_rate=1.0, momentum=0.5)
-        store.init("w", torch.zeros(2))
-        for lr in (1.0, 0.25):
-            store.set_optimizer("sgd", learning_rate=lr, momentum=0.5)
-            assert store.learning_rate == lr
-            if alone:
-                store.push("w", share).wait()
-            store.barrier()
-        np.testing.assert_allclose(pulled(store, "w", (2,)), -1 - 0.25 * 1.5, rtol=1e-6)
-
-    run(work)
+def test_other_numbers_keep_the_state(store: kv.KVStore) -> None:
+    alone = store.rank == 0 or "async" not in store.type
+    share = torch.full((2,), 1.0 / (store.num_workers if "async" not in store.type else 1))
+    store.set_optimizer("sgd", learning_rate=1.0, momentum=0.5)
+    store.init("w", torch.zeros(2))
+    for lr in (1.0, 0.25):
+        store.set_optimizer("sgd", learning_rate=lr, momentum=0.5)
+        assert store.learning_rate == lr
+        if alone:
+            store.push("w", share).wait()
+        store.barrier()
+    np.testing.assert_allclose(pulled(store, "w", (2,)), -1 - 0.25 * 1.5, rtol=1e-6)
 
 
 @every
@@ -274,19 +225,16 @@ def test_another_optimizer_drops_the_state_and_says_so(run: Run, caplog: pytest.
 
 
 @every
-def test_multipliers_by_key(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        keys = ["plain", "slow", "still", "bare"]
-        share = 1.0 / store.num_workers if "async" not in store.type else 1.0
-        mults = {"lr_mult": {"slow": 0.5, "still": 0}, "wd_mult": {"bare": 0}}
-        store.set_optimizer("sgd", learning_rate=1.0, wd=0.5, **mults)
-        store.init(keys, [torch.full((BOUND,), 2.0) for _ in keys])
-        if store.rank == 0 or "async" not in store.type:
-            store.push(keys, [torch.full((BOUND,), share) for _ in keys]).wait()
-        store.barrier()
-        np.testing.assert_allclose([pulled(store, key, (BOUND,))[-1] for key in keys], [0, 1, 2, 1], atol=1e-6)
-
-    run(work)
+def test_multipliers_by_key(store: kv.KVStore) -> None:
+    keys = ["plain", "slow", "still", "bare"]
+    share = 1.0 / store.num_workers if "async" not in store.type else 1.0
+    mults = {"lr_mult": {"slow": 0.5, "still": 0}, "wd_mult": {"bare": 0}}
+    store.set_optimizer("sgd", learning_rate=1.0, wd=0.5, **mults)
+    store.init(keys, [torch.full((BOUND,), 2.0) for _ in keys])
+    if store.rank == 0 or "async" not in store.type:
+        store.push(keys, [torch.full((BOUND,), share) for _ in keys]).wait()
+    store.barrier()
+    np.testing.assert_allclose([pulled(store, key, (BOUND,))[-1] for key in keys], [0, 1, 2, 1], atol=1e-6)
 
 
 # What it is about is told in tests/kvstore/client/test_optimizer.py.

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from shared_memory import ALONE, Make, Pair
-from shm_ends import Ends
+from shm_ends import ALONE, Ends, Make, Pair
 
 from kvstore.transport.shm import arena as arenas
 from kvstore.transport.shm import presence

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shared_memory import Begin, Make, Pair, files
+from shm_ends import Begin, Make, Pair, files
 
 from kvstore.errors import WireError
 from kvstore.transport.shm import arena as arenas

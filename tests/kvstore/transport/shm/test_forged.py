@@ -7,8 +7,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from shared_memory import Make, Pair, files
-from shm_ends import BIG, Ends, hello
+from shm_ends import BIG, Ends, Make, Pair, files, hello
 from waiting import LONG
 
 from kvstore.errors import WireError
