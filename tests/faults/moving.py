@@ -16,17 +16,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import kvstore as kv
+from faults.plan import Plan
+from faults.processes import running
 
 ROOT = Path(__file__).parents[2]
 SIZE, ROWS, EACH = 100_000, 2_000, 200
-STEP_S = 0.005  # of a worker's own work in a round
+STEP_S = 0.02  # of a worker's own work in a round
 LIMIT_S = 60.0  # of one wait
 MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "sync": ("dist_sync", {}),
@@ -100,7 +103,7 @@ class Run:
     output: str
 
 
-def carry_out(mode: str, moves: int, rounds: int = 0, seed: int = 0) -> Run:
+def carry_out(mode: str, moves: int, seed: int = 0) -> Run:
     """Run a job of ``launch.py``, and move a server or standby so many times, each when the last one is in step."""
     dice, orders = random.Random(seed), []
     with tempfile.TemporaryDirectory(prefix="mv-") as name:
@@ -111,7 +114,7 @@ def carry_out(mode: str, moves: int, rounds: int = 0, seed: int = 0) -> Run:
         words = ["-n", "2", "-s", "2", "--replicas", "1", sys.executable, "-m", "faults.moving", "--work", mode]
         with (directory / "err").open("w+") as err:
             job = subprocess.Popen(
-                [sys.executable, "-m", "launcher", *words, "--rounds", str(rounds)],
+                [sys.executable, "-m", "launcher", *words],
                 cwd=directory,
                 env=environ,
                 stdout=subprocess.PIPE,
@@ -119,26 +122,20 @@ def carry_out(mode: str, moves: int, rounds: int = 0, seed: int = 0) -> Run:
                 text=True,
             )
             try:
-                if not rounds:
-                    _wait(job, directory, lambda said: (directory / "begun").exists())
-                    for number in range(moves):
-                        began = time.monotonic()
-                        process = f"{dice.choice(('server', 'standby'))}:{dice.randrange(2)}"
-                        command = [
-                            sys.executable,
-                            "-m",
-                            "launcher.job_command",
-                            "move-server",
-                            process,
-                            f"--job={job.pid}",
-                        ]
-                        told = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S)
-                        if told.returncode:
-                            said = (directory / "err").read_text()
-                            raise AssertionError(f"{process} could not be moved: {told.stderr}\n{said}")
-                        orders.append(time.monotonic() - began)
-                        _wait(job, directory, lambda said, number=number: said.count("in step again") > number)
-                    (directory / "stop").touch()
+                _wait(job, directory, lambda said: (directory / "begun").exists())
+                for number in range(moves):
+                    began = time.monotonic()
+                    process = f"{dice.choice(('server', 'standby'))}:{dice.randrange(2)}"
+                    order = ["launcher.job_command", "move-server", process, f"--job={job.pid}"]
+                    told = subprocess.run(
+                        [sys.executable, "-m", *order], env=environ, capture_output=True, text=True, timeout=LIMIT_S
+                    )
+                    if told.returncode:
+                        said = (directory / "err").read_text()
+                        raise AssertionError(f"{process} could not be moved: {told.stderr}\n{said}")
+                    orders.append(time.monotonic() - began)
+                    _wait(job, directory, lambda said, number=number: said.count("in step again") > number)
+                (directory / "stop").touch()
                 out, _ = job.communicate(timeout=LIMIT_S)
             finally:
                 job.kill()
@@ -146,8 +143,27 @@ def carry_out(mode: str, moves: int, rounds: int = 0, seed: int = 0) -> Run:
         said = (directory / "err").read_text()
     if job.returncode:
         raise AssertionError(f"the job has ended with {job.returncode}\n{out}\n{said}")
-    lines = [line.partition("] ")[2] for line in out.splitlines()]
-    return Run([json.loads(line) for line in lines], orders, said)
+    return Run(_said(out), orders, said)
+
+
+def undisturbed(mode: str, rounds: int) -> list[dict[str, Any]]:
+    """Return what the workers of a job say that makes so many rounds in peace: forks of this process, on two servers."""
+    plan = replace(Plan.of(0, "unix"), faults=())
+    with running(plan, partial(_in_peace, mode, rounds)) as processes:
+        left = processes.wait(LIMIT_S)
+        if left or any(processes.codes.values()):
+            raise AssertionError(f"{left} have not ended, and these have: {processes.codes}\n{processes.output}")
+        return _said(processes.output)
+
+
+def _in_peace(mode: str, rounds: int, directory: Path) -> None:
+    os.chdir(directory)
+    work(mode, rounds)
+
+
+def _said(output: str) -> list[dict[str, Any]]:
+    texts = [line.partition("] ")[2] for line in output.splitlines()]
+    return [json.loads(text) for text in texts if text.startswith("{")]
 
 
 def judge(mode: str, run: Run) -> str:
@@ -156,8 +172,7 @@ def judge(mode: str, run: Run) -> str:
     if len({worker["digest"] for worker in workers}) > 1:
         return "the workers have other values"
     if mode in SAME_BITS:
-        again = carry_out(mode, 0, workers[0]["rounds"])
-        if again.workers[0]["digest"] != workers[0]["digest"]:
+        if undisturbed(mode, workers[0]["rounds"])[0]["digest"] != workers[0]["digest"]:
             return "other bits than in the undisturbed run"
     else:
         wanted = -float(sum(worker["rounds"] for worker in workers))
@@ -180,10 +195,9 @@ def main() -> int:
     parser.add_argument("--moves", type=int, default=20, help="default %(default)s")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", help=argparse.SUPPRESS)
-    parser.add_argument("--rounds", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
-        work(options.work, options.rounds)
+        work(options.work, rounds=0)
         return 0
     wrong = 0
     for mode in options.modes.split(","):
