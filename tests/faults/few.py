@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from faults import checkpoints, losing, moving, returning
+from faults import checkpoints, killing, launched, losing, returning
+from faults.killing import Kills
 from faults.plan import Plan
 from faults.runs import carry_out
 
@@ -35,10 +36,14 @@ def returned() -> str:
 
 
 def moved() -> str:
-    run = moving.carry_out("rows", 2, seed=1)
-    if not run.workers[0]["takeovers"] or run.output.count("is moved;") != 2:
-        return f"a standby was moved each time\n{run.output}"
-    return moving.judge("rows", run)
+    kills = Kills(1, "shm", "rows", KILLS, move=True)
+    result = launched.carry_out(kills, pause_s=0.05)
+    if result.wrong:
+        return f"{result.wrong}\n{result.output}"
+    if result.output.count("is moved;") != KILLS or "takeovers=0" in result.output:
+        return f"no standby has taken over\n{result.output}"
+    same = killing.undisturbed(kills, result.rounds) == result.bits
+    return "" if same else "other bits than in the undisturbed run"
 
 
 def checkpointed() -> str:
@@ -52,7 +57,7 @@ RUNS: dict[str, Callable[[], str]] = {
     "shm sync, workers killed": lambda: lost("shm", "sync"),
     "curve rows-async, workers killed": lambda: lost("curve", "rows-async"),
     "shm sync, workers killed and started again": returned,
-    "rows, servers moved": moved,
+    "shm rows, servers moved": moved,
     "checkpoints, killed": checkpointed,
 }
 
