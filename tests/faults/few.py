@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from faults import checkpoints, killing, launched, losing, returning
+from faults import checkpoints, killing, launched, losing
 from faults.killing import Kills
 from faults.plan import Plan
 from faults.runs import carry_out
@@ -27,11 +27,11 @@ def disturbed() -> str:
 
 def lost(kind: str, mode: str) -> str:
     result = losing.carry_out(0, kind, mode, kills=KILLS)
-    return result.wrong or ("" if len(result.still_s) == KILLS else "not all were killed")
+    return result.wrong or ("" if len(result.kills) == KILLS else "not all were killed")
 
 
 def returned() -> str:
-    result = returning.carry_out(0, "shm", "sync", kills=KILLS)
+    result = losing.carry_out(0, "shm", "sync", kills=KILLS, returns=True)
     return result.wrong or ("" if len(result.kills) == KILLS and result.returns else "nobody has come back")
 
 
