@@ -14,8 +14,8 @@ from threaded import ThreadedJob
 from waiting import LONG
 
 KINDS = ("unix", "tcp", "curve", "shm")
-STEP = int(os.environ.get("KVSTORE_TESTS_LINES", "48"))  # 1 interrupts at every line, which takes 20 minutes
-TABLE_STEP = STEP if STEP == 1 else 5 * STEP + 1  # their calls have many lines
+STEP = int(os.environ.get("KVSTORE_TESTS_LINES", "112"))  # 1 interrupts at every line, which takes 20 minutes
+TABLE_STEP = STEP if STEP == 1 else 3 * STEP + 1  # their calls have many lines
 LIMIT_S = LONG + 10.0 + 600.0 / STEP  # for one test
 
 # Python cannot raise out of a destructor, nor out of what a weak reference calls: it says so, and goes on. And what has

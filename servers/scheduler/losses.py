@@ -126,12 +126,12 @@ class Losses:
                     return  # it has been started again meanwhile
                 self._silent.pop(lost.rank, None)
             if member.state is MemberState.LOST:
-                if lost.role == "worker" and lost.final and not self._may_go_on(member.rank, lost.final):
-                    self._fail_without(member, lost.how, now)
-                return  # it is known already
-            if self.spare(member, lost.how, lost.final):
+                if lost.role != "worker" or not lost.final or self._may_go_on(member.rank, lost.final):
+                    return  # it is known already
+            elif self.spare(member, lost.how, lost.final):
                 return  # the job goes on without it
-            self._members.happens(member, MemberEvent.DIES)
+            else:
+                self._members.happens(member, MemberEvent.DIES)
         start = 1 if member is None else member.start
         cause = process_name(lost.role, lost.rank, start) if self._least and lost.role == "worker" else ""
         self._failure.happen(f"{who} {lost.how}{self._too_few(lost.role, lost.rank)}", now, cause)
@@ -238,10 +238,6 @@ class Losses:
         if left >= self._least or self._may_be_added:
             return True
         return self._may_come and all_ - len(self._for_good) >= self._least
-
-    def _fail_without(self, member: JobMember, how: str, now: float) -> None:
-        cause = process_name("worker", member.rank, member.start)
-        self._failure.happen(f"worker {member.rank} {how}{self._too_few('worker', member.rank)}", now, cause)
 
     def _too_few(self, role: str, rank: int) -> str:
         """Say why the job does not go on without a worker, if it might have."""

@@ -63,12 +63,12 @@ class Update(NamedTuple):
 class Updates:
     """The updates of one store; ``updater`` applies the optimizer, and is None where sums are assigned."""
 
-    def __init__(self, rule: Rule, buckets: Buckets, memory: Memory, recording: Recording | None = None) -> None:
+    def __init__(self, rule: Rule, buckets: Buckets, memory: Memory, recording: Recording) -> None:
         self.updater: Updater | None = None
         self._rule = rule
         self._buckets = buckets
         self._memory = memory
-        self._recording = recording or Recording()
+        self._recording = recording
         self._hand_over = HandOver()
         self._groups: WeakKeyDictionary[Bucket, FusedGroup] = WeakKeyDictionary()
 

@@ -121,10 +121,10 @@ class StoreCapture:
         number: int,
         clocks: Mapping[int, int],
         on_complete: Callable[[StoreCapture], None],
-        memory: CaptureMemory | None = None,
+        memory: CaptureMemory,
     ) -> None:
-        self._memory: CaptureMemory | None = memory or CaptureMemory()
-        self._memory.hold()
+        self._memory: CaptureMemory | None = memory
+        memory.hold()
         self.store = store
         self.number = number
         self.ids = list(clocks)
@@ -156,25 +156,21 @@ class StoreCapture:
             self.optimizer = updater.optimizer.rule
         if doubt is not None:
             self.doubt = doubt
-            for number in ids:
-                self.clocks[number] = version
-                del self._missing[number]
         elif isinstance(target, RowTarget):
             self._tables.append(TableCapture(target))
-            self.clocks[target.number] = version
-            del self._missing[target.number]
         elif isinstance(target, Bucket):
-            self._reached(target, ids, version, updater)
+            self._note_values(target, ids, updater)
+        for number in ids:
+            self.clocks[number] = version
+            del self._missing[number]
         if self.complete:
             self._on_complete(self)
 
-    def _reached(self, bucket: Bucket, ids: Sequence[int], version: int, updater: Updater | None) -> None:
+    def _note_values(self, bucket: Bucket, ids: Sequence[int], updater: Updater | None) -> None:
         for number in ids:
             place = bucket.places[number]
             start = bucket.starts[place]
             self._note(number, value_name(number), bucket.value[start : start + bucket.sizes[place]])
-            self.clocks[number] = version
-            del self._missing[number]
         if updater is not None:
             for (key, name), value in updater.states.of(ids).items():
                 self._note(int(key), state_name(int(key), name), value.detach())
@@ -256,7 +252,7 @@ class Captures:
         number: int,
         clocks: Mapping[int, int],
         on_complete: Callable[[StoreCapture], None],
-        memory: CaptureMemory | None = None,
+        memory: CaptureMemory,
     ) -> StoreCapture:
         """Begin a capture; see ``StoreCapture``. Segments that have reached their rounds are noted at once."""
         self._buckets.groups.split_all()

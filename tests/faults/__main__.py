@@ -1,7 +1,7 @@
 """``python -m faults 0-199``: runs with these seeds over each kind of links; see ``plan.py`` for what is done to them.
 
 ``--signals`` interrupts the workers' calls instead. ``--kills 50`` gives each server a standby and kills so many
-servers and standbys in each run; see ``killing.py``. Ends with 1 if a run was silently wrong, or hung.
+servers and standbys in each run, or moves them; see ``killing.py``. Ends with 1 if a run was silently wrong, or hung.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def main() -> int:
     parser.add_argument("--modes", default=",".join(STORES), help="with --kills: of stores; default %(default)s")
     parser.add_argument("--whom", default="server,standby", help="with --kills: roles; default %(default)s")
     parser.add_argument("--stop", type=float, default=0.0, help="with --kills: stop for so many seconds instead")
+    parser.add_argument("--move", action="store_true", help="with --kills --launch: move them instead of killing")
     parser.add_argument("--launch", action="store_true", help="with --kills: by launch.py, instead of forks")
     options = parser.parse_args()
     if options.kills:
@@ -70,7 +71,7 @@ def _kill(options: argparse.Namespace) -> int:
         runs = 0
         for seed in range(int(first), int(last or first) + 1):
             for mode in options.modes.split(","):
-                kills = Kills(seed, kind, mode, options.kills, whom, options.stop)
+                kills = Kills(seed, kind, mode, options.kills, whom, options.stop, options.move)
                 result = launched.carry_out(kills) if options.launch else killing.carry_out(kills)
                 if not result.wrong and mode in SAME_BITS and killing.undisturbed(kills, result.rounds) != result.bits:
                     result.wrong = "other bits than in the undisturbed run"

@@ -43,6 +43,10 @@ class Job(Protocol):
 
     def send(self, name: str, number: int) -> None: ...
 
+    def move(self, name: str) -> None:
+        """Have a server or standby start anew elsewhere, without a loss."""
+        ...
+
     def reap(self) -> None: ...
 
     def wait(self, seconds: float) -> list[str]: ...
@@ -59,6 +63,7 @@ class Kills:
         kills: how many.
         whom: roles of which somebody is killed.
         stop_s: processes are stopped for so long instead of killed; 0 to kill.
+        move: servers and standbys are moved instead of killed.
         mean_s: from the moment in which all ranks have healed to the next kill.
     """
 
@@ -68,6 +73,7 @@ class Kills:
     kills: int
     whom: tuple[str, ...] = SEATS
     stop_s: float = 0.0
+    move: bool = False
     mean_s: float = 0.3
 
 
@@ -138,7 +144,7 @@ class _Drive:
         trouble = "" if self._until(lambda: min(self._progress()) > FEW, START_S) else "it did not begin"
         for _ in range(self._kills.kills):
             trouble = trouble or self._kill()
-        (job.directory / "stop.new").write_text(f"{max(self._progress()) + FEW * 20}")
+        (job.directory / "stop.new").write_text(f"{max(self._progress()) + FEW * 5}")
         (job.directory / "stop.new").rename(job.directory / "stop")
         left = job.wait(5.0 if trouble else END_S)
         return self._judge(trouble, left)
@@ -149,8 +155,11 @@ class _Drive:
         role, rank = self._dice.choice(self._kills.whom), self._dice.randrange(len(self._serving))
         name = f"{role} {rank if role in SEATS else 0}"
         pid, before = self._job.pid(name), min(self._progress())
-        self._job.send(name, signal.SIGSTOP if self._kills.stop_s else signal.SIGKILL)
         self._killed.append((time.monotonic(), role in SEATS and self._serving[rank] == role))
+        if self._kills.move:
+            self._job.move(name)
+        else:
+            self._job.send(name, signal.SIGSTOP if self._kills.stop_s else signal.SIGKILL)
         if self._kills.stop_s:
             self._until(lambda: False, self._kills.stop_s)
             self._job.send(name, signal.SIGCONT)

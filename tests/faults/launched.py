@@ -72,6 +72,15 @@ class Launched:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
+    def move(self, name: str) -> None:
+        words = ["launcher.job_command", "move-server", name.replace(" ", ":"), f"--job={self.process.pid}"]
+        path = {"PYTHONPATH": f"{ROOT}"}
+        told = subprocess.run(
+            [sys.executable, "-m", *words], env=os.environ | path, capture_output=True, text=True, timeout=60.0
+        )
+        if told.returncode:
+            raise AssertionError(f"{name} could not be moved: {told.stderr}\n{self.output}")
+
     def reap(self) -> None:
         """No effect: ``launch.py`` does that."""
 

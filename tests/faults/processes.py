@@ -136,6 +136,9 @@ class Processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._running[name], number)
 
+    def move(self, name: str) -> None:
+        raise NotImplementedError("launch.py moves servers: --launch")
+
     def cut(self, name: str, which: int) -> None:
         if name in self._running:
             cut(self._running[name], which, unix=self._plan.kind in ("unix", "shm"))

@@ -210,12 +210,7 @@ def test_making_and_closing_stores(job: ThreadedJob) -> None:
 
 @pytest.mark.parametrize(
     "compression",
-    [
-        {"type": "2bit", "threshold": 0.5},
-        {"type": "topk", "ratio": 0.01},
-        {"type": "powersgd", "rank": 1},
-        {"type": "fp16"},
-    ],
+    [{"type": "2bit", "threshold": 0.5}, {"type": "topk", "ratio": 0.01}, {"type": "powersgd", "rank": 1}],
     ids=lambda compression: compression["type"],
 )
 def test_residuals_are_as_if_nothing_had_happened(tmp_path: Path, compression: dict[str, Any]) -> None:

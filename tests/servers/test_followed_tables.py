@@ -184,7 +184,7 @@ class Follower:
         raise AssertionError("it does not come to the newest version")
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(st.integers(0, 2**32), st.integers(1, 3))
 def test_a_follower_has_all_rows_of_one_version(seed: int, servers: int) -> None:
     rng = random.Random(seed)

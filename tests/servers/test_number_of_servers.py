@@ -15,7 +15,7 @@ import kvstore as kv
 from kvstore.client import DistStore
 from kvstore.optim.optimizer import find, names, names_for_rows
 
-ROUNDS = 3
+ROUNDS = 2
 SHAPES = {"vector": (1003,), "cube": (3, 5, 67), "even": (512,), "small": (7,)}
 MATRICES = {"tall": (211, 7), "wide": (5, 333)}
 TABLES = {
@@ -101,7 +101,7 @@ def hashes(servers: int, aggregators: int, optimizers: Collection[str]) -> dict[
 @pytest.mark.parametrize(
     ("aggregators", "numbers", "optimizers"),
     [
-        pytest.param(2, (2, 5), FEW, id="aggregators", marks=pytest.mark.long),
+        pytest.param(2, (5,), FEW, id="aggregators", marks=pytest.mark.long),
         pytest.param(0, (2, 3, 5), ALL, id="workers alone", marks=pytest.mark.faults),  # test_cuts.py: without a job
     ],
 )

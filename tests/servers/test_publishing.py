@@ -286,19 +286,19 @@ def play(seed: int, steps: int, takeovers: bool, servers: int = 2, **rule: Any) 
     return job
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(st.integers(0, 2**32))
 def test_a_follower_has_whole_versions_with_the_published_bytes(seed: int) -> None:
     play(seed, 150, takeovers=False)
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(st.integers(0, 2**32))
 def test_also_when_standbys_take_over(seed: int) -> None:
     play(seed, 150, takeovers=True)
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(
     st.integers(0, 2**32),
     st.sampled_from(

@@ -247,7 +247,7 @@ class Compared:
         event(f"{self.rule}")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.data(),
     st.sampled_from(RULES),
@@ -265,7 +265,7 @@ def test_after_each_record_the_state_is_the_primarys(
     pair.run(requests(pair.asked, dtype), 25)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.data(), st.sampled_from(ROW_RULES), st.integers(1, 3))
 def test_after_each_record_the_rows_are_the_primarys(data: st.DataObject, rule: dict[str, Any], count: int) -> None:
     pair = Compared(data.draw, rule, count)

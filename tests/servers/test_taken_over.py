@@ -272,7 +272,7 @@ def plans_of(data: st.DataObject, count: int, mode: str) -> list[list[int]]:
     return [[data.draw(st.integers(1, 3)) for _ in range(2)] for _ in range(count)]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.data(), st.integers(1, 3), st.sampled_from(["sync", "sync", "async", "ssp"]))
 def test_an_end_is_that_of_an_undisturbed_run(data: st.DataObject, count: int, mode: str) -> None:
     optimizer = data.draw(st.sampled_from(SYNC)) if mode == "sync" else ("sgd", {})
@@ -280,7 +280,7 @@ def test_an_end_is_that_of_an_undisturbed_run(data: st.DataObject, count: int, m
     assert ended == undisturbed
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.data(), st.integers(1, 3), st.sampled_from(["sync", "sync", "async", "ssp"]))
 def test_tables_end_as_in_an_undisturbed_run(data: st.DataObject, count: int, mode: str) -> None:
     optimizer = data.draw(st.sampled_from(ROW_RULES)) if mode == "sync" else ("sgd", {})

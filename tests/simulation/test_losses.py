@@ -25,16 +25,16 @@ def require(plan: Plan, *wanted: str) -> None:
 
 @pytest.mark.parametrize("which", range(3))
 def test_a_worker_that_dies_at_any_moment_costs_the_others_nothing(which: int) -> None:
-    """Every thirteenth of all its moments; ``python -m simulation 0 --losses --crashes`` makes all, of all workers."""
+    """Every 43rd of all its moments; ``python -m simulation 0 --losses --crashes`` makes all, of all workers."""
     plan = short()[which]
     require(plan, "exact")
-    for each in exhaustive(plan, first=7 + which, step=13):
+    for each in exhaustive(plan, first=7 + which, step=43):
         require(each, "exact")
 
 
 @pytest.mark.parametrize("mode", ["async", "ssp", "drop", "keep"])
 def test_nor_does_it_where_rounds_do_not_wait_for_all(mode: str) -> None:
-    for plan in exhaustive(replace(BASE, mode=mode), first=10, step=31):
+    for plan in exhaustive(replace(BASE, mode=mode), first=10, step=89):
         require(plan, "exact")
 
 
@@ -44,19 +44,19 @@ def test_nor_does_it_where_rounds_do_not_wait_for_all(mode: str) -> None:
 )
 def test_nor_does_an_aggregator(mode: str, more: dict[str, Any]) -> None:
     base = replace(BASE, mode=mode, hosts=HOSTS[0], **more)
-    for plan in exhaustive(base, ("aggregator 0",), first=30, step=53):
+    for plan in exhaustive(base, ("aggregator 0",), first=30, step=139):
         require(plan, "exact")
 
 
 def test_nor_does_it_with_tables_or_with_standbys() -> None:
     for plan in (replace(BASE, program="survive rows"), replace(BASE, replicas=1, shares=True)):
-        for each in exhaustive(plan, first=13, step=41):
+        for each in exhaustive(plan, first=13, step=97):
             require(each, "exact")
 
 
 def test_runs_by_seeds_are_exact_or_rightly_loud() -> None:
     """Deaths of workers and servers, links that fail, and workers that come back; 98 and 105 were wrong once."""
-    for seed in (*range(25), 98, 105):
+    for seed in (*range(8), 98, 105):
         require(lossy(seed), "exact", "loud")
 
 

@@ -38,19 +38,19 @@ def require(plan: Plan, *wanted: str) -> None:
 
 
 def test_runs_by_seeds_are_exact_or_rightly_loud() -> None:
-    for seed in range(10):
+    for seed in range(5):
         require(replicated(seed), "exact", "loud")
 
 
 def test_a_server_that_dies_costs_nothing_but_time() -> None:
-    """Every sixtieth of all its moments; ``python -m simulation 0 --crashes --replicas`` makes all, of all members."""
+    """Every 120th of all its moments; ``python -m simulation 0 --crashes --replicas`` makes all, of all members."""
     for base in short(0):
-        for plan in islice(exhaustive(base, ("server 0",)), 30, None, 60):
+        for plan in islice(exhaustive(base, ("server 0",)), 30, None, 120):
             require(plan, "exact")
 
 
 def test_a_server_that_dies_takes_no_assigned_sum_along() -> None:
-    for plan in exhaustive(short(0)[-1], ("server 0",), step=7):
+    for plan in exhaustive(short(0)[-1], ("server 0",), step=17):
         require(plan, "exact")
 
 
@@ -67,9 +67,9 @@ def test_whoever_dies_costs_nothing_but_time(hosts: tuple[tuple[int, ...], ...],
 
 def test_servers_that_are_moved_cost_nothing_but_time() -> None:
     for base in short(0):
-        for plan in every_move(base, step=97):
+        for plan in every_move(base, step=289):
             require(plan, "exact")
-    for seed in range(6):
+    for seed in range(2):
         require(moved(seed), "exact", "loud")
         require(with_tables(moved(seed)), "exact", "loud")
 

@@ -398,11 +398,14 @@ def test_every_query_of_the_board_returns_data(tmp_path: Path) -> None:
         def over() -> str | None:
             return None if running.poll() is None else (tmp_path / "job.log").read_text()
 
-        def empty() -> list[Query]:
-            asked = {query: query.filled("10s", job="kvstore", instance=server.target) for query in queries()}
-            return [query for query, expr in asked.items() if not server.series(expr)]
+        left = {query: query.filled("10s", job="kvstore", instance=server.target) for query in queries()}
 
-        until(lambda: not empty(), "an answer to every query", over=over, step=0.2)
+        def answered() -> bool:
+            for query in [query for query, expr in left.items() if server.series(expr)]:
+                del left[query]
+            return not left
+
+        until(answered, f"an answer to each of {left}", over=over, step=0.2)
         both = 'count(rate(kvstore_rounds_total{role="worker"}[10s]) > 0) == 2'
         until(lambda: server.series(both), "rounds of both workers", over=over, step=0.2)
         look_at_the_variables(server)

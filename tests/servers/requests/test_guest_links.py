@@ -49,7 +49,7 @@ def test_a_workers_link_is_no_concern() -> None:
     assert not links.concerns(b"worker", wire.Here(wire.Node("worker", 0, 1)))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(CLASSES).flatmap(any_message))
 def test_over_a_link_with_the_guests_key_nothing_but_their_questions_is_handled(message: wire.Message) -> None:
     links = links_of(2, GUESTS, door())

@@ -173,7 +173,7 @@ def runs(draw: st.DrawFn) -> list[tuple[str, int, int]]:
     ]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     runs(),
     st.sampled_from(["fixed"] * 4 + ["growing"] * 3 + ["admitting", "evicting", "mixed"]),

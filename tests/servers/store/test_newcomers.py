@@ -573,27 +573,20 @@ def test_the_lowest_rank_that_is_in_sets_optimizers() -> None:
     assert set(desk.ask(again, first)) == {(0, first.seq), (1, second.seq)}
 
 
-def test_a_store_waits_for_it_to_close_it_too() -> None:
+@pytest.mark.parametrize("told", [True, False], ids=["the server was told", "by the sponsor alone"])
+def test_a_store_waits_for_it_to_close_it_too(told: bool) -> None:
     desk, w0, w1, _ = desk_of().and_workers()
     back = Returning(desk)
     back.told(1, 2)
     back.let_in({1: 0})
-    back.told(0, 2)
+    if told:
+        back.told(0, 2)
     for worker in (w0, w1):
         desk.ask(worker, wire.Close(worker.me(), store=0))
     assert 0 in desk.shard.stores
-    desk.ask(back.again, wire.Close(back.again.me(), store=0))
-    assert 0 not in desk.shard.stores
-
-
-def test_a_store_whose_server_knows_it_by_the_sponsor_alone_waits_for_it_to_close_it() -> None:
-    desk, w0, w1, _ = desk_of().and_workers()
-    back = Returning(desk)
-    back.told(1, 2)
-    back.let_in({1: 0})
-    for worker in (w0, w1):
-        desk.ask(worker, wire.Close(worker.me(), store=0))
-    assert 0 in desk.shard.stores
+    if told:
+        desk.ask(back.again, wire.Close(back.again.me(), store=0))
+        assert 0 not in desk.shard.stores
 
 
 # ---- standbys

@@ -92,7 +92,7 @@ SPECIAL = [0.0, -0.0, float("nan"), -float("nan"), float("inf"), 1e-42, 1.0, 1.0
     ),
     st.integers(0, 1000),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_version_becomes_the_newest_and_the_one_before_to_the_bit(
     dtypes: tuple[str, str], size: int, steps: list[tuple[int, float, bool, bool]], seed: int
 ) -> None:

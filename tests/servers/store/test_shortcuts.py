@@ -93,7 +93,7 @@ def actions(draw: st.DrawFn) -> list[tuple[str, int, Any]]:
 LISTS = [[1, 2, 3], [1, 2, 3], [1], [2, 3]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=35, deadline=None)
 @given(actions(), st.booleans())
 def test_any_run_is_the_same_with_and_without_shortcuts(run: list[tuple[str, int, Any]], finite: bool) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:

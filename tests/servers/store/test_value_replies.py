@@ -307,7 +307,7 @@ lists = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     lists, lists, st.randoms(use_true_random=False), st.sampled_from([None, *HYPER]), st.sampled_from([LENGTHS, LANES])
 )

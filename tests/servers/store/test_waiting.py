@@ -304,7 +304,7 @@ class Run:
         return values_in(reply, specs), resumed
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(plans(), st.data())
 def test_a_shard_ends_with_the_same_bits_whatever_overtakes_what(plan: list[list[list[int]]], data: st.DataObject):
     straight = Run(plan)

@@ -31,18 +31,14 @@ def push(desk: Desk, worker: Worker, value: Any, weight: float | None, clock: in
     return desk.ask(worker, worker.push({1: value}, clock, weight=weight))
 
 
-def test_the_mean_is_by_weight():
+@pytest.mark.parametrize(
+    ("weights", "value"), [((1, 3), -7), ((None, 3.0), -7), ((0, 5), -8)], ids=["by weight", "none is 1", "0"]
+)
+def test_the_mean_is_by_weight(weights: tuple[float | None, float], value: float):
     desk, a, b = mean().and_workers()
-    push(desk, a, 4, 1)
-    push(desk, b, 8, 3)
-    assert desk.value(clock=1).tolist() == [-7]
-
-
-def test_who_says_no_weight_has_1():
-    desk, a, b = mean().and_workers()
-    push(desk, a, 4, None)
-    push(desk, b, 8, 3.0)
-    assert desk.value(clock=1).tolist() == [-7]
+    push(desk, a, 4, weights[0])
+    push(desk, b, 8, weights[1])
+    assert desk.value(clock=1).tolist() == [value]
 
 
 def test_without_an_optimizer_the_sum_is_by_weight():
@@ -73,13 +69,6 @@ def test_weights_count_in_the_shortcut_of_pushes_that_repeat_themselves():
         push(desk, a, 4, 1.0, clock)
         push(desk, b, 8, weight, clock)
     assert desk.value(clock=3).tolist() == [-(6 + 6 + 7)]
-
-
-def test_a_weight_of_0_counts_nothing():
-    desk, a, b = mean().and_workers()
-    push(desk, a, 4, 0)
-    push(desk, b, 8, 5)
-    assert desk.value(clock=1).tolist() == [-8]
 
 
 def test_one_that_has_joined_counts_as_unchanged_whatever_the_weights():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -483,6 +484,7 @@ def test_a_trace_may_begin_while_the_job_runs(tmp_path: Path) -> None:
         while not done:  # both workers see it in the same round
             store.pushpull("w", torch.ones(30000), out=value)
             store.pushpull("done", torch.full((1,), float(store.rank == 0 and recorded.is_set())), out=done)
+            time.sleep(0.005)  # else rounds by the thousand keep the processors busy until reports come
 
     with ObservedJob(2, heartbeat_s=0.05, aggregators=1) as job:
         recording = TraceRecording(TraceWriter(path, RoundWindow(1, 4)), job.observe, None, step_s=0.02)
