@@ -118,6 +118,7 @@ def test_a_job_is_the_algorithm_of_the_paper(tmp_path: Path) -> None:
 # ---- DiLoCo with learners of different speed
 
 
+@pytest.mark.release  # in threads: tests/workers/averaging/test_learners.py
 def test_a_learner_of_half_the_speed_holds_up_nobody(tmp_path: Path) -> None:
     """It sends its k-th outer gradient after round 2 k of the others, who would wait for ever if they waited for it.
 
