@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from jobs import job
-from waiting import LONG, PROMPT
+from waiting import LONG, PROMPT, until
 
 import kvstore as kv
 from launcher import job_command
@@ -89,7 +89,9 @@ def test_a_reader_follows_its_job_to_the_end(tmp_path: Path, monkeypatch: pytest
             (tmp_path / "stop").touch()
             with pytest.raises(kv.NodeLost, match="has ended"):
                 follow(1 << 30)
-        assert running.wait() == 0, running.output
+        until(lambda: not running.members("worker"), "the workers to go", step=0.1)
+        assert running.wait(PROMPT) == 0, running.output
+        assert not running.members()
     assert not file.exists()
 
 

@@ -116,35 +116,22 @@ def test_launch_py_is_killed(job: Job) -> None:
     job.gone()
 
 
-@pytest.mark.release
-def test_an_agent_is_killed(job: Job) -> None:
-    os.kill(job.agent(1), signal.SIGKILL)
-    assert job.run.wait(PROMPT) != 0
-    assert f"1 on {job.hosts.addresses[1]} was lost: ssh to {job.hosts.addresses[1]} " in job.run.err
-    job.gone()
-
-
-@pytest.mark.release
-def test_an_agent_is_asked_to_end(job: Job) -> None:
-    os.kill(job.agent(1), signal.SIGTERM)
-    assert job.run.wait() == 1
-    assert f"1 on {job.hosts.addresses[1]} was lost: its agent ended: it was sent SIGTERM" in job.run.err
-    job.gone()
-
-
-@pytest.mark.release
-def test_a_connection_is_killed(job: Job) -> None:
-    os.kill(job.ssh(1), signal.SIGKILL)
-    assert job.run.wait(PROMPT) == 1
-    where = job.hosts.addresses[1]
-    assert f"1 on {where} was lost: ssh to {where} was killed by SIGKILL" in job.run.err
-    job.gone()
-
-
-def test_a_worker_is_killed(job: Job) -> None:
-    os.kill(job.worker(1), signal.SIGKILL)
-    assert job.run.wait(PROMPT) == 137
-    assert f"worker 1 on {job.hosts.addresses[1]} was killed by SIGKILL" in job.run.err
+@pytest.mark.parametrize(
+    ("whose", "signum", "code", "said"),
+    [
+        pytest.param("agent", signal.SIGKILL, None, "was lost: ssh to {0} ", marks=pytest.mark.release),
+        pytest.param(
+            "agent", signal.SIGTERM, 1, "was lost: its agent ended: it was sent SIGTERM", marks=pytest.mark.release
+        ),
+        pytest.param("ssh", signal.SIGKILL, 1, "was lost: ssh to {0} was killed by SIGKILL", marks=pytest.mark.release),
+        ("worker", signal.SIGKILL, 137, "was killed by SIGKILL"),
+    ],
+)
+def test_a_death_is_named_with_its_host(job: Job, whose: str, signum: int, code: int | None, said: str) -> None:
+    os.kill(getattr(job, whose)(1), signum)
+    ended, where = job.run.wait(PROMPT), job.hosts.addresses[1]
+    assert ended == code if code is not None else ended
+    assert f"1 on {where} {said.format(where)}" in job.run.err
     job.gone()
 
 

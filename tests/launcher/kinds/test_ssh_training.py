@@ -14,25 +14,6 @@ from waiting import until
 
 from kvstore.client import DistStore
 
-# The array is cut over all servers.
-TRAIN = """
-import numpy as np
-import kvstore as kv
-
-store = kv.create("dist_sync")
-rng = np.random.default_rng(store.rank)
-weight = np.random.default_rng(7).standard_normal((1000, 1100)).astype(np.float32)
-store.set_optimizer("sgd", learning_rate=0.1, momentum=0.9)
-store.init("w", weight)
-for _ in range(5):
-    store.push("w", rng.standard_normal(weight.shape).astype(np.float32))
-    store.pull("w", out=weight)
-store.barrier()
-SHARED
-np.save(f"weights-{store.rank}", weight)
-store.barrier()
-store.close()
-"""
 SHARED = """
 import os, pathlib
 mine = f"kvstore-{os.getuid()}-{os.environ['KVSTORE_JOB']}-"
@@ -43,67 +24,11 @@ print("memory of", len(shared), "at", os.environ["DMLC_NODE_HOST"], "of", os.env
 # Whole trainings, while other tests run beside them.
 pytestmark = pytest.mark.timeout(300)
 
-# How torch rounds the last bits of an array depends on where it is cut: for messages, which are larger within one
-# host, and for threads, of which a server that has a host to itself has more.
-SAME = ("--env-server", "OMP_NUM_THREADS:1")
-CUT = {"KVSTORE_PIECE_BYTES": f"{1 << 20}"}
-
-
-def trained(site: Site, *words: str) -> tuple[np.ndarray, list[str]]:
-    """The weights that all workers end with, and what they say."""
-    (site.directory / "train.py").write_text(TRAIN.replace("SHARED", SHARED))
-    run = site.launch(*words, "--env=KVSTORE_PIECE_BYTES", "python", "train.py", real=True, env=CUT)
-    assert run.wait(150) == 0, run.err
-    found = [np.load(path) for path in sorted(site.directory.glob("weights-*.npy"))]
-    assert len(found) > 1
-    assert all(np.array_equal(found[0], other) for other in found)
-    return found[0], [line.partition("] ")[2] for line in run.lines]
-
 
 def over(site: Site, *lines: str) -> tuple[str, ...]:
     path = site.directory / "hosts"
     path.write_text("\n".join(lines) + "\n")
     return ("-H", str(path))
-
-
-def trained_here(workers: int) -> np.ndarray:
-    """The weights of the same job with two servers within this process."""
-
-    def train(store: DistStore) -> np.ndarray:
-        rng = np.random.default_rng(store.rank)
-        weight = np.random.default_rng(7).standard_normal((1000, 1100)).astype(np.float32)
-        store.set_optimizer("sgd", learning_rate=0.1, momentum=0.9)
-        store.init("w", weight)
-        for _ in range(5):
-            store.push("w", rng.standard_normal(weight.shape).astype(np.float32))
-            store.pull("w", out=weight)
-        return weight
-
-    with ThreadedJob(workers, 2, bigarray_bound=1_000_000, piece_bytes=1 << 20) as job:
-        first, *others = job.run(train)
-    assert all(np.array_equal(first, other) for other in others)
-    return first
-
-
-@pytest.mark.release
-@pytest.mark.parametrize("encrypted", [True, False])
-def test_the_weights_are_those_of_a_local_job(over_ssh: Site, hosts: Hosts, encrypted: bool) -> None:
-    """To the bit. A worker and a server share memory if they share a host; all else goes over the network."""
-    words = (*over(over_ssh, *hosts.addresses[:2]), *(() if encrypted else ("--no-encryption",)))
-    weights, said = trained(over_ssh, *words, *SAME, "-n", "2", "-s", "2")
-    assert np.array_equal(weights, trained_here(2))
-    assert said == [f"memory of 2 at {hosts.addresses[rank]} of {hosts.outside}" for rank in range(2)]
-
-
-@pytest.mark.release
-def test_who_is_on_one_host_shares_memory(over_ssh: Site, hosts: Hosts) -> None:
-    """Two workers, a server and an aggregator on one, a worker and a server on the other, reached by IPv6."""
-    words = over(over_ssh, f"[{hosts.addresses6[0]}] slots=2", f"[{hosts.addresses6[1]}] slots=1")
-    weights, said = trained(over_ssh, *words, "-n", "3", "-s", "2")
-    assert "launch.py: starting 3 workers, 2 servers, 1 aggregator on 2 hosts\n" in over_ssh.started[-1].all_err
-    assert np.allclose(weights, trained_here(3), rtol=1e-5, atol=1e-6), "sums are in another order"
-    shared = ((0, 4), (0, 4), (1, 2))
-    assert said == [f"memory of {count} at {hosts.addresses6[i]} of {hosts.outside6}" for i, count in shared]
 
 
 ENDLESS = """
