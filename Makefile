@@ -39,7 +39,7 @@ $(EXTRA)-%: setup.cfg pyproject.toml $(CONSTRAINTS) | $(BIN)/pip
 	@tools/install.sh $(VENV) -c $(CONSTRAINTS) -e '.[$*]'
 	@touch $@
 
-install: $(EXTRA)-examples $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release $(EXTRA)-bench $(EXTRA)-docs $(EXTRA)-adapters  ## make .venv with everything that the other commands need
+install: $(EXTRA)-examples $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release $(EXTRA)-plot $(EXTRA)-docs $(EXTRA)-torchrl  ## make .venv with everything that the other commands need
 
 DEMO := --dataset digits --batch-size 16 --num-epochs 6
 
@@ -73,7 +73,8 @@ test-ci: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release  ## run all tests but those
 	$(COMPILE)
 	$(BIN)/python -m pytest -q $(PARALLEL_ALL) -m "not release and not faults" --defaults each
 
-test-all: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release $(EXTRA)-adapters  ## run all tests but those of make faults; before a release; some 17 minutes
+# Importing torchrl takes seconds: no other command runs the tests with it.
+test-all: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release $(EXTRA)-torchrl  ## run all tests but those of make faults; before a release; some 17 minutes
 	$(COMPILE)
 	$(BIN)/python -m pytest -q $(PARALLEL_ALL) -m "not faults" --hypothesis-profile thorough
 
@@ -131,13 +132,13 @@ check: $(EXTRA)-dev $(EXTRA)-docs $(EXTRA)-test  ## what CI runs, except the dem
 # Twice the time of the tests alone: each of the processes that they start is measured, too.
 coverage: $(EXTRA)-test $(EXTRA)-dev  ## run all tests and list the lines that none of them runs; fails below 90 %
 	$(BIN)/coverage erase
-	$(BIN)/python -m pytest -q -n 5 --dist worksteal -m "not faults" --cov --cov-config=setup.cfg --cov-report=term
+	$(BIN)/python -m pytest -q -n 5 --dist worksteal -m "not faults" --cov --cov-config=setup.cfg --cov-report=term-missing:skip-covered
 
 format: $(EXTRA)-dev  ## let ruff format the code and repair what it can
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
-bench: $(EXTRA)-bench  ## measure everything beside MXNet, gloo and plain sockets; under ten minutes on two cores
+bench: $(EXTRA)-examples $(EXTRA)-plot  ## measure everything beside MXNet, gloo and plain sockets; under ten minutes on two cores
 	$(BIN)/python -m benchmarks all
 
 # LINKS=URL makes the relative links of README whole, for PyPI.

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,15 @@ NEEDED = {
     "as_tensor": {"device"},  # the dtype is that of the value
     "asarray": {"device"},
 }
+# Where one may stand: it takes seconds to walk through all modules.
+SUSPECT = re.compile(rf"torch\.({'|'.join(NEEDED)})\(")
 
 
 def unnamed(text: str) -> list[str]:
     """Calls of torch that leave a default to the program, with their lines."""
-    found = []
+    found: list[str] = []
+    if not SUSPECT.search(text):
+        return found
     for node in ast.walk(ast.parse(text)):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue

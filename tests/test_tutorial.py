@@ -9,13 +9,17 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from threaded import ThreadedJob
 
+import kvstore
 import workers
+from kvstore.client import DistStore
 
 ROOT = Path(__file__).resolve().parents[1]
 TUTORIAL = ROOT / "docs" / "tutorial.md"
@@ -54,14 +58,15 @@ def blocks(text: str) -> list[Block]:
 
 
 BLOCKS = blocks(TUTORIAL.read_text(encoding="utf-8"))
+COMMANDS = [block for block in BLOCKS if block.language == "sh"]
+FILES = {block.file: block for block in BLOCKS if block.file}
 
 
 @pytest.fixture
 def notebook(tmp_path: Path) -> Iterator[Path]:
     """A directory in which the files of the tutorial are, and a group that is over at the end."""
-    for block in BLOCKS:
-        if block.file:
-            (tmp_path / block.file).write_text(block.code)
+    for name, block in FILES.items():
+        (tmp_path / name).write_text(block.code)
     yield tmp_path
     workers.shutdown()
 
@@ -83,9 +88,41 @@ def test_the_python_blocks_print_what_they_say(notebook: Path) -> None:
             assert said.getvalue() == block.output, f"the block in line {block.line}"
 
 
+@pytest.mark.parametrize("name", ["sums.py", "train.py", "compressed.py"])
+def test_the_scripts_print_what_the_tutorial_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As workers of a job in threads: processes run one script in CI, and all of them before a release."""
+    said: list[str] = []
+    one_at_a_time = threading.Lock()  # who draws numbers, until there is a store
+
+    def run(store: DistStore) -> None:
+        def create(kind: str) -> DistStore:
+            assert kind == store.type
+            one_at_a_time.release()
+            return store
+
+        stores[threading.get_ident()] = create
+        names = {"__name__": "__main__", "print": lambda *words: said.append(f"[worker {store.rank}] " + text(*words))}
+        one_at_a_time.acquire()
+        exec(compile("\n" * FILES[name].line + FILES[name].code, str(TUTORIAL), "exec"), names)
+
+    def text(*words: object) -> str:
+        return " ".join(map(str, words))
+
+    stores: dict[int, Callable[[str], DistStore]] = {}
+    monkeypatch.setattr(kvstore, "create", lambda kind: stores[threading.get_ident()](kind))
+    with ThreadedJob(workers=2, servers=2) as job:
+        job.run(run)
+    (command,) = (block for block in COMMANDS if name in block.code)
+    assert sorted(said) == command.output.splitlines()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "block", [pytest.param(b, id=b.code.split("#")[0].strip()) for b in BLOCKS if b.language == "sh"]
+    "block",
+    [
+        pytest.param(b, id=b.code.split("#")[0].strip(), marks=[] if "fails.py" in b.code else pytest.mark.release)
+        for b in COMMANDS
+    ],
 )
 def test_the_commands_print_what_they_say(block: Block, notebook: Path) -> None:
     code = 1 if "exits with 1" in block.code else 0
@@ -108,8 +145,8 @@ def test_the_commands_print_what_they_say(block: Block, notebook: Path) -> None:
 
 def test_every_file_is_run_and_every_link_leads_somewhere() -> None:
     text = TUTORIAL.read_text(encoding="utf-8")
-    commands = " ".join(block.code for block in BLOCKS if block.language == "sh")
-    assert all(block.file in commands for block in BLOCKS if block.file)
+    commands = " ".join(block.code for block in COMMANDS)
+    assert all(name in commands for name in FILES)
     for target in re.findall(r"\]\(([^)#]+)\)", text):
         assert (TUTORIAL.parent / target).exists(), target
     headings = {

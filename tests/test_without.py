@@ -75,7 +75,6 @@ NEEDED = {
     ("mpirun.openmpi", "qsub"): {"mpirun[openmpi]", "place[openmpi]", "sge", "place[sge]"},
     ("mpirun.mpich", "sbatch"): {"mpirun[mpich]", "place[mpich]", "slurm", "place[slurm]"},
     ("sshd",): EVERYTHING,
-    ("ip",): EVERYTHING,
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from kvstore import wire
@@ -147,20 +148,23 @@ def _input(span: Span[wire.WorkerReport]) -> float | None:
     return None if min(span.before.input_us, span.latest.input_us) < 0 else _share("input_us")(span)
 
 
-_ROUNDS: Series[AnyReport] = Series(
+def _series(kind: Kind, name: str, meaning: str, field: str, unit: int = 1) -> Series[Any]:
+    """The metric of a field of the report, of which ``unit`` make one of the metric's."""
+    return Series(name, kind, meaning, lambda report: getattr(report, field) / unit)
+
+
+_counter, _gauge = partial(_series, "counter"), partial(_series, "gauge")
+
+_ROUNDS: Series[AnyReport] = _counter(
     "rounds",
-    "counter",
     "Of a worker, how often it has pushed its most pushed key. Of a server, the most rounds of any segment.",
-    lambda report: report.rounds,
+    "rounds",
 )
-_CPU: Series[AnyReport] = Series(
-    "cpu_seconds",
-    "counter",
-    "Processor time that the process has used, in seconds.",
-    lambda report: report.cpu_us / MICRO,
+_CPU: Series[AnyReport] = _counter(
+    "cpu_seconds", "Processor time that the process has used, in seconds.", "cpu_us", MICRO
 )
-_MEMORY: Series[AnyReport] = Series(
-    "resident_memory_bytes", "gauge", "Memory that the process occupies now, in bytes.", lambda report: report.memory
+_MEMORY: Series[AnyReport] = _gauge(
+    "resident_memory_bytes", "Memory that the process occupies now, in bytes.", "memory"
 )
 OF_MEMBERS: tuple[Quantity[AnyReport], ...] = (
     Quantity("rounds", _latest("rounds"), "rounds", "rounds", count, 2.5, 0.01, _ROUNDS),
@@ -173,11 +177,11 @@ OF_WORKERS: tuple[Quantity[wire.WorkerReport], ...] = (
     Quantity("rounds_per_s", _rate("rounds"), "rate", "rounds/s", rate, 0.2, 0.2),
     Quantity(
         *("waits", _share("blocked_us"), "waiting", "waits", share, 0.25),
-        series=Series(
+        series=_counter(
             "worker_blocked_seconds",
-            "counter",
             "Seconds that the worker's program has waited for answers of servers.",
-            lambda report: report.blocked_us / MICRO,
+            "blocked_us",
+            MICRO,
         ),
     ),
     Quantity(
@@ -195,20 +199,14 @@ OF_WORKERS: tuple[Quantity[wire.WorkerReport], ...] = (
     Quantity("received_per_s", _of_links("received"), "received", "received/s", nbytes, 1e5, 0.5),
     Quantity(
         *("outstanding", _latest("outstanding"), "outstanding"),
-        series=Series(
-            "worker_outstanding_requests",
-            "gauge",
-            "Requests of the worker that have no answer yet.",
-            lambda report: report.outstanding,
-        ),
+        series=_gauge("worker_outstanding_requests", "Requests of the worker that have no answer yet.", "outstanding"),
     ),
     Quantity(
         *("ahead", _latest("ahead"), "ahead", "ahead", count, 2.5, 0.5),
-        series=Series(
+        series=_gauge(
             "worker_ahead_pushes",
-            "gauge",
             "How many pushes the worker was ahead of the slowest one when it last read (its staleness).",
-            lambda report: report.ahead,
+            "ahead",
         ),
     ),
 )
@@ -218,60 +216,39 @@ OF_SERVERS: tuple[Quantity[wire.ServerReport], ...] = (
     Quantity("rounds_per_s", _rate("rounds"), "rate"),
     Quantity(
         *("busy", _share("busy_us"), "busy", "busy", share, 0.25, 0.5),
-        series=Series(
-            "server_busy_seconds",
-            "counter",
-            "Seconds that the server has spent on handling messages.",
-            lambda report: report.busy_us / MICRO,
+        series=_counter(
+            "server_busy_seconds", "Seconds that the server has spent on handling messages.", "busy_us", MICRO
         ),
     ),
     *OF_MEMBERS[1:],
     Quantity(
         *("held", _latest("held"), "held", "held", nbytes, 1e6, 0.5),
-        series=Series(
-            "server_held_bytes", "gauge", "Bytes of parameters that the server holds.", lambda report: report.held
-        ),
+        series=_gauge("server_held_bytes", "Bytes of parameters that the server holds.", "held"),
     ),
     Quantity(
         *("received_per_s", _rate("received"), "received", "received/s", nbytes, 1e5, 0.5),
-        series=Series(
-            "server_received_bytes",
-            "counter",
-            "Bytes of gradients and values that the server has received.",
-            lambda report: report.received,
+        series=_counter(
+            "server_received_bytes", "Bytes of gradients and values that the server has received.", "received"
         ),
     ),
     Quantity(
         *("sent_per_s", _rate("sent"), "sent", "sent/s", nbytes, 1e5, 0.5),
-        series=Series(
-            "server_sent_bytes", "counter", "Bytes of values that the server has sent.", lambda report: report.sent
-        ),
+        series=_counter("server_sent_bytes", "Bytes of values that the server has sent.", "sent"),
     ),
     Quantity(
         *("version", _published("version"), "version", "version", count, 1.5, 0.0),
-        series=Series(
-            "server_version",
-            "gauge",
-            "The newest version that the server has published; 0 where nothing is.",
-            lambda report: report.version,
+        series=_gauge(
+            "server_version", "The newest version that the server has published; 0 where nothing is.", "version"
         ),
     ),
     Quantity(
         *("followers", _published("followers"), "followers", "followers", count, 100.0),
-        series=Series(
-            "server_followers",
-            "gauge",
-            "Readers that have asked the server for versions lately.",
-            lambda report: report.followers,
-        ),
+        series=_gauge("server_followers", "Readers that have asked the server for versions lately.", "followers"),
     ),
     Quantity(
         *("behind", _published("behind"), "behind", "behind", count, 10.0, 0.5),
-        series=Series(
-            "server_follower_lag_versions",
-            "gauge",
-            "How many versions the last of these readers is behind.",
-            lambda report: report.behind,
+        series=_gauge(
+            "server_follower_lag_versions", "How many versions the last of these readers is behind.", "behind"
         ),
     ),
     Quantity(
@@ -291,11 +268,11 @@ OF_SERVERS: tuple[Quantity[wire.ServerReport], ...] = (
         )
     ),
     Quantity(
-        series=Series(
+        series=_gauge(
             "server_oldest_wait_seconds",
-            "gauge",
             "Seconds that the oldest request that waits at the server has waited; 0 if none waits.",
-            lambda report: report.oldest_us / MICRO,
+            "oldest_us",
+            MICRO,
         )
     ),
 )

@@ -15,6 +15,7 @@ message      what messages have in common: nodes, senders, requests, replies
 coding       messages and arrays to frames of bytes and back
 fields       the check of each field
 """
+# mypy: implicit-reexport
 
 from kvstore.wire.arrays import (
     Admit,

@@ -48,7 +48,10 @@ SCRIPT = """
 pytestmark = [pytest.mark.long, pytest.mark.timeout(LONG + 3 * PROMPT)]
 
 
-@pytest.mark.parametrize(("kind", "device"), [("host", "cpu"), pytest.param("cuda", "cuda:0", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("kind", "device"),
+    [pytest.param("host", "cpu", marks=pytest.mark.release), pytest.param("cuda", "cuda:0", marks=pytest.mark.gpu)],
+)
 def test_sums_are_those_of_shared_memory_and_a_death_is_told(tmp_path: Path, kind: str, device: str):
     if kind == "cuda" and not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")

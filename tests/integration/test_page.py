@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from jobs import Job, job
 from simulated_job import SimulatedJob, SimulatedSession
+from trace_reader import ReadTrace
 from waiting import LONG, until
 
 from servers.observer import web
@@ -121,8 +122,10 @@ def see(tab: Tab, where: str, text: str) -> None:
 
 
 @pytest.mark.long
-def test_the_page_of_a_job_names_a_straggler_and_shows_a_killed_worker(tmp_path: Path) -> None:
-    options = {"workers": 2, "servers": 1, "options": ["--dashboard"], "KVSTORE_HEARTBEAT_S": "1"}
+def test_the_page_of_a_job_names_a_straggler_and_shows_a_killed_worker_and_so_does_its_trace(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    words = ["--dashboard", "--trace", f"{path}:2-9999"]
+    options = {"workers": 2, "servers": 1, "options": words, "KVSTORE_HEARTBEAT_S": "1"}
     with browser() as opened, job(tmp_path, STRAGGLES, **options) as running:  # type: ignore[arg-type]
         tab = opened.tab()
         tab.page.goto(address(running))
@@ -134,19 +137,28 @@ def test_the_page_of_a_job_names_a_straggler_and_shows_a_killed_worker(tmp_path:
         until(lambda: tab.page.locator("#workers .hot").count() >= 1, "worker 1 is marked")
         see(tab, "#state", "running")
 
-        (observer,) = running.members("observer")
+        observers = running.members("observer")
         (worker,) = running.members("worker", 0)
         os.kill(worker, signal.SIGKILL)
         see(tab, "#workers tr[data-state=lost]", "worker 0")
         see(tab, "#banner", "worker 0 was killed by SIGKILL")
         see(tab, "#events li", "worker 0")
         assert running.wait() == 128 + signal.SIGKILL
-        assert not Path(f"/proc/{observer}").exists()
+        assert not any(Path(f"/proc/{pid}").exists() for pid in observers)
         see(tab, "#workers tr[data-state=lost]", "worker 0")  # the page stays as it was in the end
         assert tab.complaints == []
         own = re.match(r"http://127\.0\.0\.1:\d+/", tab.page.url)
         assert own is not None
         assert [url for url in tab.requests if not url.startswith(own[0])] == []
+    trace = ReadTrace.of(path)
+    assert set(trace.names.values()) == {"scheduler", "worker 0", "worker 1", "server 0"}
+    assert trace.about["rounds"] == "2-9999"
+    assert trace.about["records lost"] == {}
+    assert {span["args"]["round"] for span in trace.spans("worker 0", "pushpull")} >= set(range(2, 22))
+    assert len(trace.spans("server 0", "update")) >= 20
+    assert trace.round_trips() >= 40
+    assert [begin["args"]["round"] for begin, _ in trace.requests("worker 1") if "answered" in begin["args"]]
+    assert any("worker 0" in event["name"] for event in trace.events if event["ph"] == "i")
 
 
 @pytest.mark.release

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -113,55 +112,6 @@ def test_a_job_is_the_algorithm_of_the_paper(tmp_path: Path) -> None:
             torch.testing.assert_close(saved[name], expected, rtol=0, atol=1e-6, msg=name)
     one, two = (torch.load(tmp_path / f"finished.{rank}", weights_only=True) for rank in range(2))
     assert all(torch.equal(one[name], two[name]) for name in one)
-
-
-# ---- DiLoCo with learners of different speed
-
-
-def test_a_learner_of_half_the_speed_holds_up_nobody(tmp_path: Path) -> None:
-    """It sends its k-th outer gradient after round 2 k of the others, who would wait for ever if they waited for it.
-
-    Those of the fast ones are 16, with a weight of 2, and of the slow one 32, with 4.
-    """
-    script = f"""
-        import json
-        import time
-        from pathlib import Path
-        import torch
-        import kvstore as kv
-        from workers import DiLoCo
-
-        others = Path("{tmp_path}/rounds")  # has a byte for each round of worker 0
-        store = kv.create("dist_sync", quorum=2, late="keep", grace=0.1)
-        param = torch.nn.Parameter(torch.zeros(5000))
-        optimizer = torch.optim.SGD([param], lr=1.0)
-        slow = store.rank == 2
-        outer = {{"outer_optimizer": "sgd", "outer_params": {{"lr": 1.0}}}}
-        diloco = DiLoCo({{"w": param}}, optimizer, store, inner_steps=2, weight="samples", **outer)
-        store.barrier()
-        for number in range(1, 31 - 15 * slow):
-            for step in range(2):
-                while slow and step and (not others.exists() or others.stat().st_size < 2 * number):
-                    time.sleep(0.005)
-                param.grad = torch.full_like(param, 16.0 if slow else 8.0)
-                diloco.step(samples=2 if slow else 1)
-            if store.rank == 0:
-                with others.open("a") as file:
-                    file.write(".")
-        late = store.statistics().late
-        diloco.finish()
-        report = {{"late": late, "values": param.unique().tolist(), "rounds": diloco.rounds}}
-        with open(f"{tmp_path}/report.{{store.rank}}", "w") as file:
-            json.dump(report, file)
-        """
-    with job(tmp_path, script, workers=3, servers=2, KVSTORE_BIGARRAY_BOUND="1000") as running:
-        assert running.wait() == 0, running.output
-    one, two, slow = (json.loads((tmp_path / f"report.{rank}").read_text()) for rank in range(3))
-    assert one["values"] == two["values"] == slow["values"]
-    assert slow["late"] > 0
-    assert (one["rounds"], two["rounds"], slow["rounds"]) == (30, 30, 15)
-    # A third of all outer gradients is 480. A step without the slow one is 16, not 32 / 3, and with it at most 24.
-    assert all(440 < -value < 900 for value in slow["values"])
 
 
 # ---- loaders with processes of their own, in a job: ``fit`` divides the data, and goes on within an epoch

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.release
 
 @pytest.fixture(autouse=True)
 def _installed() -> None:
-    pytest.importorskip("torchrl", reason="not installed: torchrl (extra adapters)")
+    pytest.importorskip("torchrl", reason="not installed: torchrl (extra torchrl)")
 
 
 @pytest.mark.filterwarnings("ignore")  # of TorchRL and its processes

@@ -4,6 +4,8 @@ torch lets Python classes derive from ``ProcessGroup``, and registers them as ba
 while backward runs, and what is built on DDP keeps its own way to clip, to accumulate, to save and to log. All else
 that tools ask of a group is a sum, too: of bytes, to which the other workers contribute zeros.
 """
+# torch declares each collective twice, and calls one of the two.
+# mypy: disable-error-code=override
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.release
 
 @pytest.fixture(autouse=True)
 def _installed() -> None:
-    pytest.importorskip("transformers", reason="not installed: transformers (extra adapters)")
+    pytest.importorskip("transformers", reason="not installed: transformers (extra huggingface)")
 
 
 TOKENS = torch.arange(12).reshape(2, 6)

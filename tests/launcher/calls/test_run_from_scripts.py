@@ -118,17 +118,11 @@ def test_a_script_that_fails_when_workers_import_it(script: Script) -> None:
     assert "worker 0 exited with code 1 before it could call echo; its output may say why" in launched.err
 
 
-def test_a_function_of_an_interactive_session(script: Script) -> None:
+def test_functions_of_an_interactive_session_and_of_a_module(script: Script) -> None:
     text = SCRIPT + "    (moved,) = launcher.run(move, (Point(1), 2))\n    print(moved.x, type(moved) is Point)\n"
-    launched = script(text, way="stdin")
+    launched = script(text + "    print(launcher.run(called.echo))\n", way="stdin")
     assert launched.wait() == 0, launched.err
-    assert launched.out == "3 True\n"
-
-
-def test_a_modules_function_in_an_interactive_session(script: Script) -> None:
-    launched = script("import called, launcher\ncalled.in_haste()\nprint(launcher.run(called.echo))", way="stdin")
-    assert launched.wait() == 0
-    assert launched.out == "[(0, (), {})]\n"
+    assert launched.out == "3 True\n[(0, (), {})]\n"
 
 
 SLEEPS = SCRIPT + "    launcher.run(called.sleep, ('.',), num_workers=2)\n"

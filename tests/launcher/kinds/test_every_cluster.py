@@ -45,35 +45,79 @@ def gone(site: Site) -> None:
     until(lambda: not site.relics(), "nothing to be left", step=0.1)
 
 
-def test_every_process_says_who_it_is_and_one_that_fails_is_named_with_its_host(site: Site) -> None:
-    """Worker 1 fails when worker 0 has ended in order and worker 2 has spoken, which is then ended."""
-    code = (
-        "import os, socket, time\n"
-        "rank = os.environ['DMLC_TASK_ID']\n"
+def test_any_value_arrives_and_none_is_seen_and_a_worker_that_fails_is_named_with_its_host(site: Site) -> None:
+    """Variables, words and the working directory may be anything; and secrets are on no command line, in no log.
+
+    Worker 1 fails when worker 0 has ended in order and worker 2 has spoken, which is then ended.
+    """
+    folder, go = site.directory / FOLDER, site.directory / "go"
+    folder.mkdir()
+    secrets = [f"secret{number}{site.mark}" for number in range(3)]
+    values = [HOSTILE + secret.encode() for secret in secrets]
+    tell = (
+        "import os, socket, sys, time; e = os.environb; "
+        "print(socket.gethostname(), [e.get(k) for k in (b'W', b'S', b'P', b'KVSTORE_ENLIST')], "
+        "[os.fsencode(a) for a in sys.argv[1:]], os.fsencode(os.getcwd()), flush=True)"
+    )
+    worker = (
+        f"{tell}\nrank = os.environ['DMLC_TASK_ID']\n{when_spoken('server0', 'scheduler0')}"
         "def seen(other, text):\n"
         "    log = f'logs/worker-{other}.log'\n"
         "    return os.path.exists(log) and text in open(log).read()\n"
-        "print(os.environ['DMLC_ROLE'], rank, socket.gethostname(), flush=True)\n"
         "if rank == '1':\n"
-        "    while not (seen(0, 'exited with code 0') and seen(2, 'worker 2 ')): time.sleep(0.02)\n"
+        f"    while not (os.path.exists({str(go)!r}) and seen(0, 'exited with code 0') and seen(2, ' stdout F ')):\n"
+        "        time.sleep(0.02)\n"
         "    os._exit(7)\n"
         f"if rank == '2': time.sleep(999)  # {site.mark}"
     )
-    run = site.launch("-n", "3", "-s", "1", "--log-dir", "logs", "python", "-c", code)
-    assert run.wait() == 7, run.err
-    lines = [line.split() for line in run.lines]
-    logs = [(site.directory / "logs" / f"worker-{rank}.log").read_text() for rank in range(3)]
-    assert [line[:4] for line in lines] == [["[worker", f"{rank}]", "worker", str(rank)] for rank in range(3)]
-    assert all(f" stdout F {' '.join(line[2:])}\n" in log for line, log in zip(lines, logs, strict=True))
-    assert "launch.py: exited with code 0" in logs[0]
-    hosts = [line[4] for line in lines]
+    pairs = ("--env-worker", b"W:" + values[0], "--env-server", b"S:" + values[1], "--env", "P", "--log-dir", "logs")
+    env = {b"FAKE_SERVER": f"{tell}; {SPOKEN}; {WAITS}".encode(), b"P": values[2]}
+    with watch_ps(secrets[1:]) as seen:
+        words = ("-n", "3", "-s", "1", *pairs, "--", "python", "-c", worker, HOSTILE, "")
+        run = site.launch(*words, env=env, cwd=folder)
+        until(lambda: run.out.count("[worker ") == 3, "the workers to speak", over=run.over)
+        shown = ""
+        if site.run is not None:
+            commands = {
+                "slurm": ("scontrol show job", "squeue --long", "scontrol show step"),
+                "sge": ("qstat -f", "qstat -j *"),
+            }[site.kind]
+            shown = "".join(site.run(*shlex.split(command)).stdout for command in commands)
+            assert "kvstore" in shown
+        go.touch()
+        assert run.wait() == 7, run.err
+    said = dict(line.split("] ", 1) for line in run.out.splitlines())
+    lines = {name: line.split(" ", 1) for name, line in said.items()}
+    where = os.fsencode(str(folder))
+    for rank in range(3):
+        log = (folder / "logs" / f"worker-{rank}.log").read_text()
+        assert lines[f"[worker {rank}"][1] == f"{[values[0], None, values[2], None]} {[HOSTILE, b'']} {where}"
+        assert f" stdout F {said[f'[worker {rank}']}\n" in log
+        assert ("launch.py: exited with code 0" in log) == (rank == 0)
+    assert lines["[server 0"][1] == f"{[None, values[1], values[2], None]} {[]} {where}"
+    hosts = [lines[f"[worker {rank}"][0] for rank in range(3)]
     assert set(hosts) <= set(site.hosts.names)
     assert len(set(hosts)) > 1
     name = site.hosts.addresses[site.hosts.names.index(hosts[1])] if site.kind == "ssh" else hosts[1]
     assert f"launch.py: worker 1 on {name} exited with code 7\n" in run.err
+    # What is given on launch.py's own command line can be seen there and nowhere else.
+    assert [line for line in seen if secrets[1] not in line or "--env-server" not in line] == []
+    assert not [secret for secret in secrets if secret in shown + run.err]
     gone(site)
+    assert {path.name for path in folder.iterdir()} == {"logs", "spoken-scheduler0", "spoken-server0"}
 
 
+@pytest.mark.parametrize(
+    "managed",
+    # Jobs by Grid Engine end by SIGINT in tests of its own, and those of one mpirun as those of the other.
+    [
+        "openmpi",
+        "slurm",
+        pytest.param("mpich", marks=pytest.mark.release),
+        pytest.param("sge", marks=pytest.mark.release),
+    ],
+    indirect=True,
+)
 def test_a_signal_ends_it(managed: Site) -> None:
     signum = signal.SIGTERM if managed.kind in ("mpich", "slurm") else signal.SIGINT
     run = managed.sleepers()
@@ -132,45 +176,3 @@ def test_a_host_is_cut_off(managed: Site) -> None:
     managed.hosts.cut(host)
     ends(managed, run)
     assert f" on {managed.hosts.names[host]} was lost: it was silent for 7.5 s" in run.err
-
-
-def test_any_value_arrives_and_none_is_seen(site: Site) -> None:
-    """Variables, words and the working directory may be anything; and secrets are on no command line, in no log."""
-    folder = site.directory / FOLDER
-    folder.mkdir()
-    secrets = [f"secret{number}{site.mark}" for number in range(3)]
-    values = [HOSTILE + secret.encode() for secret in secrets]
-    tell = (
-        "import os, sys; e = os.environb; "
-        "print([e.get(k) for k in (b'W', b'S', b'P', b'KVSTORE_ENLIST')], [os.fsencode(a) for a in sys.argv[1:]], "
-        "os.fsencode(os.getcwd()), flush=True)"
-    )
-    server = f"{tell}; {SPOKEN}; {WAITS}"
-    pairs = ("--env-worker", b"W:" + values[0], "--env-server", b"S:" + values[1], "--env", "P")
-    words = [arg for pair in pairs for arg in (pair if isinstance(pair, tuple) else (pair,))]
-    env = {os.fsencode(k): os.fsencode(v) for k, v in {"FAKE_SERVER": server}.items()} | {b"P": values[2]}
-    with watch_ps(secrets[1:]) as seen:
-        wait = f"{tell}\n{when_spoken('server0', 'scheduler0')}"
-        wait += "for who in ('server0', 'scheduler0'): os.remove('spoken-' + who)\n"
-        wait += f"while not os.path.exists({str(site.directory / 'go')!r}): time.sleep(0.02)"
-        run = site.launch("-n", "1", "-s", "1", *words, "--", "python", "-c", wait, HOSTILE, "", env=env, cwd=folder)
-        until(lambda: "[worker 0]" in run.out, "the worker to speak", over=run.over)
-        shown = ""
-        if site.run is not None:
-            commands = {
-                "slurm": ("scontrol show job", "squeue --long", "scontrol show step"),
-                "sge": ("qstat -f", "qstat -j *"),
-            }[site.kind]
-            shown = "".join(site.run(*shlex.split(command)).stdout for command in commands)
-            assert "kvstore" in shown
-        (site.directory / "go").touch()
-        assert run.wait() == 0, run.err
-    lines = dict(line.split("] ", 1) for line in run.out.splitlines())
-    where = os.fsencode(str(folder))
-    assert lines["[worker 0"] == f"{[values[0], None, values[2], None]} {[HOSTILE, b'']} {where}"
-    assert lines["[server 0"] == f"{[None, values[1], values[2], None]} {[]} {where}"
-    # What is given on launch.py's own command line can be seen there and nowhere else.
-    assert [line for line in seen if secrets[1] not in line or "--env-server" not in line] == []
-    assert not [secret for secret in secrets if secret in shown + run.err]
-    gone(site)
-    assert not any(folder.iterdir())

@@ -37,21 +37,15 @@ def shown(launched: Any) -> dict[str, tuple[str, list[str], dict[str, str]]]:
     return {name + "]": json.loads(text) for name, text in pairs}
 
 
-def test_scripts_that_know_nothing_of_servers_end_promptly(start: Start) -> None:
-    launched = start("-n", "2", "echo hi", limits={})
-    assert launched.wait(PROMPT) == 0
-    assert launched.lines == ["[worker 0] hi", "[worker 1] hi"]
-    assert launched.err == ""
-    assert launched.family() == {}
-
-
-def test_there_is_nothing_to_copy_to_this_machine(start: Start, tmp_path: Path) -> None:
+def test_scripts_that_know_nothing_of_servers_end_promptly_and_nothing_is_copied(start: Start, tmp_path: Path) -> None:
     assert "sync_dst_dir" in KINDS["local"].takes
-    launched = start("-n", "1", "--launcher", "local", "--sync-dst-dir", str(tmp_path / "there"), "pwd")
-    assert launched.wait() == 0
-    assert launched.lines == [f"[worker 0] {tmp_path}"]
+    there = tmp_path / "there"
+    launched = start("-n", "2", "--launcher", "local", "--sync-dst-dir", str(there), "pwd", limits={})
+    assert launched.wait(PROMPT) == 0
+    assert launched.lines == [f"[worker 0] {tmp_path}", f"[worker 1] {tmp_path}"]
     assert launched.err == "launch.py: --sync-dst-dir: nothing is copied: all processes run here\n"
-    assert not (tmp_path / "there").exists()
+    assert not there.exists()
+    assert launched.family() == {}
 
 
 def test_servers_that_leave_by_themselves_are_not_waited_for(start: Start) -> None:
@@ -62,14 +56,7 @@ def test_servers_that_leave_by_themselves_are_not_waited_for(start: Start) -> No
 
 @pytest.mark.parametrize(
     "command",
-    [
-        ("python", "-c", SHOW, "a b", "$(id)"),
-        ("python3", "-c", SHOW, "a b", "$(id)"),
-        (f"python -c '{SHOW}' 'a b' '$(id)'",),
-        (f"cd / && python3 -c '{SHOW}' 'a b' '$(id)'",),
-        (f"X=1 python -c '{SHOW}' 'a b' '$(id)'; true",),
-        ("env", "X=1", "python", "-c", SHOW, "a b", "$(id)"),
-    ],
+    [(f"cd / && python3 -c '{SHOW}' 'a b' '$(id)'",), ("env", "X=1", "python", "-c", SHOW, "a b", "$(id)")],
 )
 def test_python_is_the_one_that_runs_launch(start: Start, command: tuple[str, ...]) -> None:
     launched = start("-n", "1", *command)
@@ -83,7 +70,7 @@ def test_each_process_gets_its_environment(start: Start, short: Path) -> None:
         "-n", "2", "-s", "1", "--env-server", "S:x:y", "--env-worker", "W:$(id) 'q", "--env", "MINE",
         "python", "-c", when_spoken("scheduler0", "server0") + SHOW,
         server=f"{SHOW}; sys.stdout.flush(); {SPOKEN}; {WAITS}",
-        env={"MINE": "m", "OMP_NUM_THREADS": "3"},
+        env={"MINE": "m", "OMP_NUM_THREADS": "3", "KVSTORE_COLUMNS": "7"},
     )  # fmt: skip
     assert launched.wait() == 0
     processes = {name: env for name, (_, _, env) in shown(launched).items()}
@@ -99,17 +86,9 @@ def test_each_process_gets_its_environment(start: Start, short: Path) -> None:
     assert [processes[f"[worker {rank}]"]["DMLC_TASK_ID"] for rank in (0, 1)] == ["0", "1"]
     assert processes["[worker 1]"]["W"] == "$(id) 'q"
     assert processes["[server 0]"]["S"] == "x:y"
+    assert processes["[worker 0]"]["KVSTORE_COLUMNS"] == "0", "there is no terminal"
     assert "S" not in processes["[worker 0]"]
     assert "W" not in processes["[server 0]"]
-
-
-def test_the_directory_is_there_while_the_job_is(start: Start, short: Path) -> None:
-    launched = start("-n", "1", "sleep", "60")
-    (path,) = until(lambda: [path for path in short.glob("kvstore-*") if path.name.split("-")[2].isdigit()])
-    assert path.stat().st_mode & 0o777 == 0o700
-    launched.kill(15)
-    assert launched.wait() == 143
-    assert list(short.iterdir()) == []
 
 
 TAKES_OVER = """
@@ -202,22 +181,18 @@ def test_a_grandchild_that_keeps_the_pipe_is_not_waited_for(start: Start) -> Non
     assert launched.family() == {}
 
 
-@pytest.mark.parametrize(("no_color", "colors"), [("", 1), ("1", 0)])
-def test_colors_on_a_terminal(start: Start, no_color: str, colors: int) -> None:
+def test_colors_on_a_terminal(start: Start) -> None:
     ours, theirs = pty.openpty()
-    launched = start("-n", "1", "echo hi", env={"NO_COLOR": no_color, "TERM": "xterm"}, stdout=theirs)
+    launched = start("-n", "1", "echo hi", env={"NO_COLOR": "", "TERM": "xterm"}, stdout=theirs)
     os.close(theirs)
     with os.fdopen(ours, "rb", buffering=0) as terminal:
         seen = terminal.read(100)
         assert launched.wait() == 0
-    assert seen.count(b"\x1b[0m hi\r\n") == colors
+    assert seen.count(b"\x1b[0m hi\r\n") == 1
     assert b"[worker 0]" in seen
 
 
 def test_workers_know_how_wide_the_terminal_is_that_shows_their_bars(start: Start) -> None:
-    alone = start("-n", "1", "echo $KVSTORE_COLUMNS", env={"KVSTORE_COLUMNS": "7"})
-    assert alone.wait() == 0
-    assert alone.lines == ["[worker 0] 0"]
     with screen.terminal() as (ours, theirs):
         launched = start(
             "-n", "1", r"echo $KVSTORE_COLUMNS; printf '1%%\r2%%\r' >&2", env={"TERM": "xterm"}, stderr=theirs
@@ -285,30 +260,15 @@ def test_closed_standard_streams_take_no_pipe_for_theirs(start: Start) -> None:
 @pytest.mark.parametrize(
     ("command", "code", "message"),
     [
-        (("no-such-command", "x"), 127, "cannot start worker 0: there is no command no-such-command"),
-        (("./no-such-file",), 127, "there is no command ./no-such-file"),
-        (("ok.py",), 127, "there is no command ok.py; did you mean: python ok.py?"),
+        (("pyhton ok.py",), 127, "cannot start worker 0: there is no command pyhton; did you mean: python ok.py?"),
         (("./ok.py",), 126, "./ok.py: is not executable; did you mean: python ./ok.py?"),
-        (("pyhton ok.py",), 127, "there is no command pyhton; did you mean: python ok.py?"),
-        (
-            ("python train.py", "--lr"),
-            127,
-            "there is no command python train.py; quote the whole command, or none of it",
-        ),
-        (("./plain",), 126, "./plain: is not executable"),
-        (("./no-interpreter",), 127, "the interpreter that ./no-interpreter names does not exist"),
         (("./not-a-program",), 126, "./not-a-program: Exec format error"),
     ],
 )
 def test_a_command_that_cannot_run(
     start: Start, short: Path, tmp_path: Path, command: tuple[str, ...], code: int, message: str
 ) -> None:
-    for name, text, mode in (
-        ("plain", "", 0o600),
-        ("ok.py", "", 0o600),
-        ("no-interpreter", "#!/no/such\n", 0o700),
-        ("not-a-program", "\0", 0o700),
-    ):
+    for name, text, mode in (("ok.py", "", 0o600), ("not-a-program", "\0", 0o700)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(mode)
     launched = start("-n", "2", *command, env={"SECRET": "hunter2"})
@@ -318,12 +278,6 @@ def test_a_command_that_cannot_run(
     assert "hunter2" not in launched.err
     assert launched.family() == {}
     assert list(short.iterdir()) == []
-
-
-def test_a_shell_says_itself_that_a_command_is_missing(start: Start) -> None:
-    launched = start("-n", "1", "no-such-command; exit $?")
-    assert launched.wait() == 127
-    assert "launch.py: worker 0 exited with code 127" in launched.err
 
 
 # ---- what of a real job's lines is shown, and what is in its files: after kills, on a full disk, and on a terminal

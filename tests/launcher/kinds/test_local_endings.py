@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,14 +72,11 @@ def test_a_server_that_has_a_standby_may_die(start: Start, tmp_path: Path) -> No
     assert launched.family() == {}
 
 
-def test_the_plain_string_too(start: Start) -> None:
-    assert start("-n", "2", "exit 7").wait() == 7
-
-
-def test_failing_to_tell_does_not_matter(start: Start) -> None:
-    launched = start("-n", "1", "exit 3", env={"FAIL_TO_TELL": "1"})
-    assert launched.wait() == 3
-    assert "could not tell the others that worker 0 exited with code 3: nobody home" in launched.err
+def test_a_kill_inside_a_shell_is_recognized_and_failing_to_tell_does_not_matter(start: Start) -> None:
+    launched = start("-n", "1", "sh -c 'kill -9 $$'; exit $?", env={"FAIL_TO_TELL": "1"})
+    assert launched.wait() == 137
+    assert "could not tell the others that worker 0 exited with code 137 (128 + SIGKILL): nobody home" in launched.err
+    assert "launch.py: worker 0 exited with code 137 (128 + SIGKILL)" in launched.err
 
 
 SHOW_PID = """
@@ -90,9 +88,7 @@ signal.pause()
 """
 
 
-@pytest.mark.parametrize(
-    ("file", "name"), [("pid-worker1", "worker 1"), ("pid-server0", "server 0"), ("pid-scheduler0", "scheduler")]
-)
+@pytest.mark.parametrize(("file", "name"), [("pid-worker1", "worker 1"), ("pid-scheduler0", "scheduler")])
 def test_a_killed_process_ends_the_job(start: Start, tmp_path: Path, file: str, name: str) -> None:
     launched = start("-n", "2", "-s", "1", "python", "-S", "-c", SHOW_PID, server=SHOW_PID, limits={})
     until(lambda: len(list(tmp_path.glob("pid-*"))) == 4)
@@ -100,12 +96,6 @@ def test_a_killed_process_ends_the_job(start: Start, tmp_path: Path, file: str, 
     assert launched.wait() == 137
     assert launched.err.splitlines() == [f"launch.py: {name} was killed by SIGKILL"]
     assert launched.family() == {}
-
-
-def test_a_kill_inside_a_shell_is_recognized(start: Start) -> None:
-    launched = start("-n", "1", "sh -c 'kill -9 $$'; exit $?")
-    assert launched.wait() == 137
-    assert "worker 0 exited with code 137 (128 + SIGKILL)" in launched.err
 
 
 def test_survivors_have_time_to_say_why(start: Start, tmp_path: Path) -> None:
@@ -170,12 +160,12 @@ def test_stubborn_servers_do_not_hold_up_a_finished_job(start: Start, tmp_path: 
     assert launched.family() == {}
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_ends_everything(start: Start, tmp_path: Path, short: Path, signum: int, code: int) -> None:
+def test_a_signal_ends_everything(start: Start, tmp_path: Path, short: Path) -> None:
+    """SIGTERM and SIGINT are in tests below."""
     launched = start("-n", "2", "-s", "1", "python", "-S", "-c", FAMILY)
     until(ready(tmp_path, 2))
-    launched.kill(signum)
-    assert launched.wait(PROMPT) == code
+    launched.kill(signal.SIGHUP)
+    assert launched.wait(PROMPT) == 129
     assert launched.family() == {}
     assert list(short.iterdir()) == []
 
@@ -207,11 +197,13 @@ def test_a_second_interrupt_does_not_wait(start: Start, tmp_path: Path) -> None:
     assert launched.family() == {}
 
 
-def test_nohup(start: Start, tmp_path: Path) -> None:
+def test_nohup(start: Start, tmp_path: Path, short: Path) -> None:
     """With `&` in a script: the shell then starts it with SIGINT ignored, too."""
     ignoring = "import signal\nfor each in (signal.SIGHUP, signal.SIGINT): signal.signal(each, signal.SIG_IGN)"
     launched = start("-n", "1", "python", "-S", "-c", f"{READY}; import time; time.sleep(600)", prelude=ignoring)
     until(ready(tmp_path, 1))
+    (directory,) = (path for path in short.glob("kvstore-*") if path.name.split("-")[2].isdigit())
+    assert directory.stat().st_mode & 0o777 == 0o700
     # Two signals that are pending at once are handled in an order of the kernel's. So look, too.
     (ignored,) = re.findall(r"SigIgn:\s*(\w+)", Path(f"/proc/{launched.process.pid}/status").read_text())
     assert int(ignored, 16) & 1 << signal.SIGINT - 1
@@ -219,12 +211,12 @@ def test_nohup(start: Start, tmp_path: Path) -> None:
     launched.kill(signal.SIGINT)
     launched.kill(signal.SIGTERM)
     assert launched.wait() == 143
+    assert list(short.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", [("python", "-S", "family.py"), ("python -S family.py; true",)])
-def test_killing_launch_leaves_nothing(start: Start, tmp_path: Path, short: Path, command: tuple[str, ...]) -> None:
+def test_killing_launch_leaves_nothing(start: Start, tmp_path: Path, short: Path) -> None:
     (tmp_path / "family.py").write_text(FAMILY)
-    launched = start("-n", "2", *command, server=STUBBORN_SERVER)
+    launched = start("-n", "2", "python -S family.py; true", server=STUBBORN_SERVER)
     until(ready(tmp_path, 2))
     assert sum("grandchild" in line for line in launched.family().values()) == 6
     launched.kill(signal.SIGKILL)
@@ -273,9 +265,9 @@ def test_a_job_goes_on_without_a_keeper_that_will_not_live(start: Start, tmp_pat
 
 
 def test_the_dead_are_swept_when_the_next_job_starts(start: Start, short: Path) -> None:
-    first = start("-n", "1", "true")
-    assert first.wait() == 0
-    left = short / f"kvstore-{os.getuid()}-{first.process.pid}-left"
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left = short / f"kvstore-{os.getuid()}-{dead.pid}-left"
     left.mkdir()
     assert start("-n", "1", "true").wait() == 0
     assert list(short.iterdir()) == []

@@ -108,6 +108,7 @@ def test_what_open_mpi_refuses_root(request: pytest.FixtureRequest, tmp_path: Pa
         assert not site.relics()
 
 
+@pytest.mark.release  # the dry run has it
 def test_an_option_for_mpirun_reaches_it(hosts: Hosts, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     with place("openmpi", request, tmp_path) as site:
         words = ["--cluster-option=--map-by", "--cluster-option=node", "-n", "3", "-s", "1"]

@@ -123,50 +123,6 @@ def test_a_job_that_somebody_else_cancels_has_failed(site: Site) -> None:
     until(lambda: not site.relics(), "everything to be gone")
 
 
-@pytest.mark.parametrize(
-    ("states", "code", "says"),
-    [
-        (["COMPLETED 0:0"], 0, ""),
-        (["FAILED 7:0"], 7, "a job ended: FAILED, exit code 7"),
-        (["TIMEOUT 0:0"], 1, "a job ended: TIMEOUT, exit code 1"),
-        (["CANCELLED 0:0"], 1, "a job ended: CANCELLED, exit code 1"),
-        (["RUNNING 0:0", "", "", "COMPLETED 0:0"], 0, "launch.py: no answer\n"),
-    ],
-)
-def test_a_job_is_followed_to_its_end(
-    states: list[str], code: int, says: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    files = [tmp_path / name for name in ("out", "err", "end")]
-
-    def submit() -> QueuedJob:
-        for file in files:
-            file.write_text(f"{file.name}\n")
-        return QueuedJob("a job", ask, lambda signum: None, ("false",), files[0], files[1], (files[2],))
-
-    def ask() -> QueueState:
-        name, _, ended = states.pop(0).partition(" ")
-        if not name:
-            raise LaunchError("no answer")
-        return kind.state(SHOWN.format(name, "None", ended))
-
-    assert follow(submit, ask_s=0.0) == code
-    printed = capfd.readouterr()
-    assert printed.out == "out\n"
-    assert "launch.py: a job was submitted\n" in printed.err
-    assert "err\n" in printed.err
-    assert says in printed.err
-    assert printed.err.count("no answer") <= 1
-    assert not any(file.exists() for file in files)
-
-
-def test_a_job_that_cannot_be_submitted() -> None:
-    def submit() -> QueuedJob:
-        raise LaunchError("no")
-
-    with pytest.raises(LaunchError, match="no"):
-        follow(submit)
-
-
 def test_what_sbatch_refuses_is_told(site: Site) -> None:
     run = site.launch("-n", "1", "-s", "1", "--queue", "nowhere", "python", "-c", "1")
     assert run.wait() == 1

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -32,7 +31,7 @@ from launcher.kinds.ssh import remote_command, rsync
 
 
 WHO = (
-    "import os, socket; print(socket.gethostname(), os.environ['KVSTORE_LOCAL_RANK'], os.environ['KVSTORE_LOCAL_SIZE'])"
+    "import os, socket; print(socket.gethostname(), *map(os.environ.get, ('KVSTORE_LOCAL_RANK', 'KVSTORE_LOCAL_SIZE')))"
 )
 SERVER = (
     "import os, signal, socket; print(socket.gethostname(), flush=True) if os.environ['DMLC_ROLE'] == 'server' else 0; "
@@ -89,10 +88,18 @@ def test_slots_are_filled_and_servers_are_on_hosts_of_their_own(
     lines = ["# two hosts", "", f"{hosts.names[0]} slots=2", f"root@{hosts.names[1]}:22 slots=3  # with more", ""]
     own = hostfile(over_ssh, f"{hosts.names[2]} slots=2", hosts.names[3], name="servers")
     words = ("-H", hostfile(over_ssh, *lines), "--server-hosts", own, *options, "-n", "5", "-s", "3")
-    code = when_spoken("server0", "server1", "server2") + WHO
+    code = (
+        when_spoken("server0", "server1", "server2")
+        + WHO
+        + "; print(*map(os.environ.get, ('DMLC_NODE_HOST', 'DMLC_PS_ROOT_URI')))"
+    )
+    words += ("--interface", "eth0", "--host-ip", hosts.outside)
     run = over_ssh.launch(*words, "python", "-S", "-c", code, server=SERVER)
     lines = done(run)
-    workers = [line.split() for line in lines if "worker" in line]
+    assert run.err == ""
+    placed = [line for line in lines if line.endswith(hosts.outside)]
+    assert [line.split()[2] for line in placed] == [hosts.addresses[i] for i in order]
+    workers = [line.split() for line in lines if "worker" in line and line not in placed]
     assert [words[2] for words in workers] == [hosts.names[i] for i in order]
     for i, count in ((0, 2), (1, 3)):
         there = [words[3:] for words in workers if words[2] == hosts.names[i]]
@@ -149,13 +156,6 @@ def test_awkward_values_and_arguments_arrive(over_ssh: Site, hosts: Hosts) -> No
     wanted += [("ARG", os.fsencode(value)) for value in plain]
     assert found == wanted
     assert not list(over_ssh.directory.rglob("spoilt"))
-
-
-def test_ipv6(over_ssh: Site, hosts: Hosts) -> None:
-    code = "import os; print(os.environ['DMLC_NODE_HOST'], os.environ['DMLC_PS_ROOT_URI'])"
-    lines = [f"[{hosts.addresses6[0]}]", f"root@[{hosts.addresses6[1]}]:22 slots=1"]
-    run = over_ssh.launch("-H", hostfile(over_ssh, *lines), "-n", "2", "-s", "2", "python", "-S", "-c", code)
-    assert done(run) == [f"[worker {i}] {hosts.addresses6[i]} {hosts.outside6}" for i in range(2)]
 
 
 def test_other_ports(over_ssh: Site) -> None:
@@ -221,7 +221,8 @@ def test_secrets_are_seen_nowhere(over_ssh: Site, hosts: Hosts) -> None:
     code = (
         "import os, pathlib; here = pathlib.Path('keys-' + os.environ['DMLC_TASK_ID']); "
         "assert os.environ['P'] == open('whisper').read(); "
-        "here.write_text(os.environ['KVSTORE_SECRET_KEY'] + ' ' + os.environ['W']); os._exit(3)"
+        "here.write_text(os.environ['KVSTORE_SECRET_KEY'] + ' ' + os.environ['W'] + '\\n')\n"
+        "import time\nwhile not os.path.exists('go'): time.sleep(0.02)\nos._exit(3)"
     )
     # What the user types is for the user to hide: here launch.py finds its options in a file.
     (over_ssh.directory / "whisper").write_text(whispers[0])
@@ -231,31 +232,22 @@ def test_secrets_are_seen_nowhere(over_ssh: Site, hosts: Hosts) -> None:
     words = ("-H", hostfile(over_ssh, *hosts.addresses[:2]), "--env=P", "-n", "2", "-s", "2")
     with watch_ps(whispers) as seen:
         run = over_ssh.launch(*words, "python", "-S", "-c", code, env={"P": whispers[0]})
+        files = [over_ssh.directory / f"keys-{rank}" for rank in range(2)]
+        until(lambda: all(file.exists() and file.read_text().endswith("\n") for file in files), "keys", over=run.over)
+        keys = [path.read_text().split() for path in files]
+        # A key is known only when the job runs; then nobody may have been told it by its command line.
+        with watch_ps([key for key, _ in keys]) as seen_then:
+            assert over_ssh.left("launcher.agents.main")
+        (over_ssh.directory / "go").touch()
         assert run.wait() == 3, run.err
         dry = over_ssh.launch(*words, "--dry-run", "python", "-S", "-c", code, env={"P": whispers[0]})
         assert dry.wait() == 0
-    assert seen == []
-    keys = [path.read_text().split() for path in over_ssh.directory.glob("keys-*")]
-    assert keys
+    assert seen == seen_then == []
+    assert len({key for key, _ in keys}) == 2
     assert all(len(key) == 40 and whisper == whispers[1] for key, whisper in keys)
     for text in (run.out, run.err, dry.out, dry.err):
         assert not any(secret in text for secret in [*whispers, *(key for key, _ in keys)])
     assert "P=... " in dry.out
-
-
-def test_keys_are_not_on_command_lines(over_ssh: Site, hosts: Hosts) -> None:
-    """A key is known only when the job runs; then nobody may have been told it by its command line."""
-    code = "import os, signal; print(os.environ['KVSTORE_SECRET_KEY'], flush=True); signal.pause()"
-    words = ("-H", hostfile(over_ssh, *hosts.addresses[:2]), "-n", "2", "-s", "1")
-    run = over_ssh.launch(*words, "python", "-S", "-c", code)
-    until(lambda: run.out.count("\n") == 2, "the keys", over=run.over)
-    keys = [line.split()[2] for line in run.lines]
-    assert len(set(keys)) == 2
-    with watch_ps(keys) as seen:
-        assert over_ssh.left("launcher.agents.main")
-    assert seen == []
-    run.send(signal.SIGTERM)
-    assert run.wait() == 143
 
 
 def test_no_encryption_needs_no_keys_and_a_command_may_be_for_the_shell(over_ssh: Site, hosts: Hosts) -> None:
@@ -343,12 +335,11 @@ def refused(run: Running) -> str:
     return run.err
 
 
-def test_one_of_eight_is_unreachable(over_ssh: Site, hosts: Hosts, unreachable: str) -> None:
-    seven = [*hosts.addresses, *hosts.names[:3]]
+def test_one_of_three_is_unreachable(over_ssh: Site, hosts: Hosts, unreachable: str) -> None:
     mark = over_ssh.directory / "begun"
-    words = written(over_ssh, *seven, unreachable)
-    said = refused(over_ssh.launch(*words, "-n", "8", "-s", "8", f"touch {mark}", server=STARTED))
-    assert "1 of 8 hosts cannot take part" in said
+    words = written(over_ssh, hosts.addresses[0], hosts.names[1], unreachable)
+    said = refused(over_ssh.launch(*words, "-n", "3", "-s", "3", f"touch {mark}", server=STARTED))
+    assert "1 of 3 hosts cannot take part" in said
     assert f"\n  {unreachable}: ssh to {unreachable} exited with code 255: ssh: connect to host {unreachable}" in said
     assert not mark.exists()
     nothing_runs(over_ssh)
@@ -447,16 +438,6 @@ def test_which_address_was_chosen_is_told(over_ssh: Site, hosts: Hosts, walled: 
     why = f"it leads to {hosts.outside}; there are also own0 ({walled})"
     assert f"launch.py: {where} is reached at {where}: {why}\n" in run.err
     assert f"{hosts.addresses[0]} is reached" not in run.err, "it has one network alone"
-
-
-def test_interface_and_host_ip(over_ssh: Site, hosts: Hosts) -> None:
-    code = "import os; print(os.environ['DMLC_NODE_HOST'], os.environ['DMLC_PS_ROOT_URI'])"
-    words = written(over_ssh, *hosts.addresses[:2])
-    options = ("--interface", "eth0", "--host-ip", hosts.outside)
-    run = over_ssh.launch(*words, *options, "-n", "2", "-s", "1", "python", "-S", "-c", code)
-    assert run.wait() == 0, run.err
-    assert run.lines == [f"[worker {i}] {hosts.addresses[i]} {hosts.outside}" for i in range(2)]
-    assert run.err == ""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The same training by every manager, with real servers: the weights have the bits of a local job."""
+"""The same training by ssh and every manager, with real servers: the weights have the bits of a local job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sites import MANAGED, place
+from sites import KINDS, place
 from threaded import ThreadedJob
 
 from kvstore.client import DistStore
@@ -67,7 +67,7 @@ def _weights(out: str) -> str:
     return found.pop()
 
 
-@pytest.mark.parametrize("kind", MANAGED)
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_weights_are_the_same_to_the_bit(
     kind: str, weights: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
