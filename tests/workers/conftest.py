@@ -14,6 +14,10 @@ from threaded import ThreadedJob
 from workers import Checkpoint, callbacks, fit
 from workers.common import buckets
 
+# torch's first optimizer imports 800 modules, for a second. Here, pytest's freeze hides their objects, and all processes
+# that are forked have them: the search for the modules that hold an optimizer's parameters would see each of them.
+torch.optim.SGD([torch.zeros(1)])
+
 
 @pytest.fixture(scope="module", params=[1, 2, 3])
 def cluster(request: pytest.FixtureRequest) -> Iterator[ThreadedJob]:
