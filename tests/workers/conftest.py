@@ -14,8 +14,8 @@ from threaded import ThreadedJob
 from workers import Checkpoint, callbacks, fit
 from workers.common import buckets
 
-# torch's first optimizer imports 800 modules, for a second. Here, pytest's freeze hides their objects, and all processes
-# that are forked have them: the search for the modules that hold an optimizer's parameters would see each of them.
+# torch's first optimizer imports 800 modules, for a second. Processes that are forked from this one have them. And the
+# freeze of tests/conftest.py hides their objects, through which optimizers of ours look for the modules of parameters.
 torch.optim.SGD([torch.zeros(1)])
 
 

@@ -1,7 +1,6 @@
 """What others' tools do in a job, and after it over gloo in the same processes. Each worker prints JSON.
 
-``python -m workers.integrations`` runs it. Its imports are in functions: processes that torch's loaders spawn import it,
-too.
+``python -m workers.integrations`` runs it. Its imports are in functions: processes that loaders spawn import it, too.
 """
 
 from __future__ import annotations
