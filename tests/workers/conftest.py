@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,13 @@ from workers.common import buckets
 # torch's first optimizer imports 800 modules, for a second. Processes that are forked from this one have them. And the
 # freeze of tests/conftest.py hides their objects, through which optimizers of ours look for the modules of parameters.
 torch.optim.SGD([torch.zeros(1)])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hidden_imports() -> None:
+    """Hide from this file's optimizers what earlier files have imported, such as the compiler, as above."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3])

@@ -272,8 +272,10 @@ def loop(sampler: Any, loader: Any, stop: int | None = None, look: bool = False,
 KINDS = ["samples", "batches", "no batching"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("processes", "options"), [(0, {}), (2, {}), (2, {"persistent_workers": True})])
+@pytest.mark.parametrize(
+    ("kind", "processes", "options"),
+    [*((kind, 0, {}) for kind in KINDS), ("samples", 2, {}), ("batches", 2, {"persistent_workers": True})],
+)
 def test_a_resumed_loop_has_the_rest_whatever_was_read_ahead_or_looked_at(
     kind: str, processes: int, options: dict[str, Any]
 ) -> None:
@@ -289,8 +291,7 @@ def test_a_resumed_loop_has_the_rest_whatever_was_read_ahead_or_looked_at(
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata 0.11 with torch 2.13
-@pytest.mark.parametrize("kind", ["samples", "batches"])
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize(("kind", "processes"), [("samples", 2), ("batches", 0)])
 def test_torchdatas_loader_keeps_the_position_of_the_sampler(kind: str, processes: int) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
     whole = loop(*made(kind))
