@@ -9,10 +9,10 @@ import math
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -183,25 +183,29 @@ def test_a_line_is_an_object_also_of_numbers_that_json_has_no_word_for(tmp_path:
     assert second == {"step": 51, "nan": None, "up": math.inf, "down": -math.inf}
 
 
-WRITER = """
-import sys
-from workers.callbacks import CSVRows, JSONLines
-trackers = [JSONLines(sys.argv[1]), CSVRows(sys.argv[2])]
-for step in range(10**9):
-    for tracker in trackers:
-        tracker.log({"loss": step / 7, f"value {step // 50 % 40}": step}, step)
-    if step == 300:
-        print("on", flush=True)
-"""
+def write_for_ever(paths: tuple[Path, Path], tells: int) -> None:
+    trackers = [JSONLines(paths[0]), CSVRows(paths[1])]
+    for step in count():
+        for tracker in trackers:
+            tracker.log({"loss": step / 7, f"value {step // 50 % 40}": step}, step)
+        if step == 300:
+            os.write(tells, b"on")
 
 
-@pytest.mark.long
 def test_a_writer_that_is_killed_leaves_whole_lines(tmp_path: Path) -> None:
     paths = tmp_path / "run.jsonl", tmp_path / "run.csv"
-    with subprocess.Popen([sys.executable, "-c", WRITER, *paths], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"on\n"
-        process.send_signal(signal.SIGKILL)
+    told, tells = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            write_for_ever(paths, tells)
+        finally:
+            os._exit(1)
+    os.close(tells)
+    assert os.read(told, 2) == b"on"
+    os.close(told)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
     texts = [path.read_text() for path in paths]
     assert all(text.endswith("\n") for text in texts)
     fields = [line.split(",") for line in texts[1].splitlines()]
