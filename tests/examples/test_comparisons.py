@@ -20,7 +20,7 @@ from lm import options
 from scripts import EXAMPLES, launch, start
 
 import kvstore as kv
-from kvstore.client.store_options import parse
+from kvstore.client import store_options
 from kvstore.codecs import parse as check
 from kvstore.errors import UnknownName
 
@@ -133,7 +133,7 @@ def test_a_job_runs_every_way(song, tmp_path):
 def test_all_modes_are_ones_that_stores_take():
     for mode in async_stragglers.MODES:
         name, options = parse_setting(mode)
-        parse(name, name, options)
+        store_options.parse(name, name, options)
 
 
 @pytest.mark.faults  # very many runs: each kind of store has tests of its own
