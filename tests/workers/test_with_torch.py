@@ -5,7 +5,7 @@ Every row is a training that two workers with half of each batch must end as tor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -234,12 +234,6 @@ def no_forward_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
     # torch notes which DDP module runs for the process, not for the thread, and puts back what was there before. Two
     # workers that are threads leave the other's module behind, and models compiled later would be cut as that one.
     monkeypatch.setattr(DistributedDataParallel, "_active_ddp_module", None)
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[ThreadedJob]:
-    with ThreadedJob(workers=2, servers=2, bigarray_bound=30) as cluster:
-        yield cluster
 
 
 def test_every_row_of_the_page_has_a_test() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from averaged import STEPS, alone, loss_of, network, pair, plain_step, same, sgd
+from averaged import STEPS, alone, loss_of, network, plain_step, same, sgd, trained
 from hypothesis import given
 from hypothesis import strategies as st
 from threaded import ThreadedJob
@@ -25,22 +25,22 @@ from workers.ddp.partition import batch_sizes
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_two_workers_do_as_one_with_both_their_batches(cluster: ThreadedJob, overlap: bool) -> None:
-    same(pair(cluster, overlap=overlap)[0], alone())
+def test_two_workers_do_as_one_with_both_their_batches(pair: ThreadedJob, overlap: bool) -> None:
+    same(trained(pair, overlap=overlap)[0], alone())
 
 
-def test_what_changes_gradients_after_backward_changes_averages(cluster: ThreadedJob) -> None:
+def test_what_changes_gradients_after_backward_changes_averages(pair: ThreadedJob) -> None:
     def clipped(model: nn.Module, optimizer: Any, step: int, rank: int | None) -> None:
         optimizer.zero_grad()
         loss_of(model, step, rank).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.05)
         optimizer.step()
 
-    same(pair(cluster, clipped)[0], alone(clipped))
+    same(trained(pair, clipped)[0], alone(clipped))
     assert not torch.allclose(alone(clipped)[0].weight, alone()[0].weight, atol=1e-3)
 
 
-def test_horovods_way_of_clipping_does_the_same(cluster: ThreadedJob) -> None:
+def test_horovods_way_of_clipping_does_the_same(pair: ThreadedJob) -> None:
     def clipped(model: nn.Module, optimizer: Any, step: int, rank: int | None) -> None:
         optimizer.zero_grad()
         loss_of(model, step, rank).backward()
@@ -53,19 +53,19 @@ def test_horovods_way_of_clipping_does_the_same(cluster: ThreadedJob) -> None:
             with optimizer.skip_synchronize():
                 optimizer.step()
 
-    same(pair(cluster, clipped)[0], alone(clipped))
+    same(trained(pair, clipped)[0], alone(clipped))
 
 
-def test_compression(cluster: ThreadedJob) -> None:
-    half = pair(cluster, compression="fp16")[0]
+def test_compression(pair: ThreadedJob) -> None:
+    half = trained(pair, compression="fp16")[0]
     same(half, alone(), atol=2e-3)
     assert not torch.equal(half[0].weight, alone()[0].weight)
-    pair(cluster, compression={"type": "2bit", "threshold": 0.01})
+    trained(pair, compression={"type": "2bit", "threshold": 0.01})
     with pytest.raises(kv.UnknownName, match="zip"):
-        pair(cluster, compression="zip")
+        trained(pair, compression="zip")
 
 
-def test_parameter_groups_and_schedulers_are_the_optimizers(cluster: ThreadedJob) -> None:
+def test_parameter_groups_and_schedulers_are_the_optimizers(pair: ThreadedJob) -> None:
     def groups(params: Any) -> torch.optim.Optimizer:
         first, *others = params
         return torch.optim.SGD([{"params": [first], "lr": 0.5}, {"params": others}], lr=0.1)
@@ -79,10 +79,10 @@ def test_parameter_groups_and_schedulers_are_the_optimizers(cluster: ThreadedJob
         schedulers[id(optimizer)].step()
         assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5 if step == 0 else 0.05 if step < 3 else 0.005)
 
-    same(pair(cluster, scheduled, groups)[0], alone(scheduled, groups))
+    same(trained(pair, scheduled, groups)[0], alone(scheduled, groups))
 
 
-def test_a_grad_scaler_decides_alike_on_all_workers(cluster: ThreadedJob) -> None:
+def test_a_grad_scaler_decides_alike_on_all_workers(pair: ThreadedJob) -> None:
     """One worker's gradients are infinite in one step; all leave that one out."""
 
     def fused(params: Any) -> torch.optim.Optimizer:  # tells GradScaler that it unscales by itself
@@ -98,11 +98,11 @@ def test_a_grad_scaler_decides_alike_on_all_workers(cluster: ThreadedJob) -> Non
         scaler.step(optimizer)
         scaler.update()
 
-    same(pair(cluster, scaled, fused)[0], alone(scaled, fused))
+    same(trained(pair, scaled, fused)[0], alone(scaled, fused))
     assert {scaler.get_scale() for scaler in scalers.values()} == {2.0**9}
 
 
-def test_a_search_along_the_loss_goes_the_same_way_on_all_workers(cluster: ThreadedJob) -> None:
+def test_a_search_along_the_loss_goes_the_same_way_on_all_workers(pair: ThreadedJob) -> None:
     def lbfgs(params: Any) -> torch.optim.Optimizer:
         return torch.optim.LBFGS(params, max_iter=5, line_search_fn="strong_wolfe")
 
@@ -117,11 +117,11 @@ def test_a_search_along_the_loss_goes_the_same_way_on_all_workers(cluster: Threa
 
         losses[rank].append(optimizer.step(closure).item())
 
-    same(pair(cluster, searching, lbfgs)[0], alone(searching, lbfgs), atol=1e-2)
+    same(trained(pair, searching, lbfgs)[0], alone(searching, lbfgs), atol=1e-2)
     assert losses[0] == losses[1] == pytest.approx(losses[None], abs=1e-3)
 
 
-def test_parameters_may_be_added(cluster: ThreadedJob) -> None:
+def test_parameters_may_be_added(pair: ThreadedJob) -> None:
     def first(params: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(list(params)[4:], lr=0.3)
 
@@ -130,10 +130,10 @@ def test_parameters_may_be_added(cluster: ThreadedJob) -> None:
             optimizer.add_param_group({"params": list(model.parameters())[:4], "lr": 0.1})
         plain_step(model, optimizer, step, rank)
 
-    same(pair(cluster, growing, first)[0], alone(growing, first))
+    same(trained(pair, growing, first)[0], alone(growing, first))
 
 
-def test_everything_else_is_the_optimizers(cluster: ThreadedJob) -> None:
+def test_everything_else_is_the_optimizers(pair: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         model, inner = network(), None
         inner = torch.optim.Adam(model.parameters(), lr=0.1)
@@ -156,10 +156,10 @@ def test_everything_else_is_the_optimizers(cluster: ThreadedJob) -> None:
         with pytest.raises(AttributeError):
             optimizer.nothing  # noqa: B018
 
-    cluster.run(work)
+    pair.run(work)
 
 
-def test_workers_that_disagree_are_told(cluster: ThreadedJob) -> None:
+def test_workers_that_disagree_are_told(pair: ThreadedJob) -> None:
     def work(store: DistStore, options: Any, sizes: Any, text: str) -> None:
         param = nn.Parameter(torch.ones(sizes[store.rank]))
         with pytest.raises(kv.Mismatch, match=text):
@@ -170,23 +170,23 @@ def test_workers_that_disagree_are_told(cluster: ThreadedJob) -> None:
         ([{"op": "sum"}, {}], [2, 2], "a different op"),
         ([{"backward_passes_per_step": 2}, {}], [2, 2], "backward_passes_per_step"),
     ):
-        cluster.run(lambda store, how=(options, sizes, text): work(store, *how))
+        pair.run(lambda store, how=(options, sizes, text): work(store, *how))
 
 
-def test_a_store_serves_one_of_them_and_sums(cluster: ThreadedJob) -> None:
+def test_a_store_serves_one_of_them_and_sums(pair: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         params = [nn.Parameter(torch.ones(2))]
         DistributedOptimizer(torch.optim.SGD(params, lr=1), kvstore=store)
         with pytest.raises(kv.UsageError, match="another model's keys"):
             DistributedOptimizer(torch.optim.SGD(params, lr=1), kvstore=store)
 
-    cluster.run(work)
+    pair.run(work)
 
     def late(store: DistStore) -> None:
         with pytest.raises(kv.UsageError, match="averages need 'dist_sync'"):
             DistributedOptimizer(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=1), kvstore=store)
 
-    cluster.run(late, mode="async")
+    pair.run(late, mode="async")
 
 
 def test_alone_it_is_the_optimizer() -> None:
@@ -225,7 +225,7 @@ def test_wrong_arguments_are_named(arguments: list[Any], options: Any, text: str
 
 @pytest.mark.parametrize("given", ["the optimizer alone", "named_parameters()", "the model"])
 @pytest.mark.parametrize("make", [DistributedOptimizer, workers.DistOpt])
-def test_all_workers_begin_with_rank_0s_buffers(cluster: ThreadedJob, make: Any, given: str) -> None:
+def test_all_workers_begin_with_rank_0s_buffers(pair: ThreadedJob, make: Any, given: str) -> None:
     def work(store: kv.KVStore) -> list[torch.Tensor]:
         model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
         model.register_buffer("mask", torch.arange(3) + 10 * store.rank)
@@ -236,13 +236,13 @@ def test_all_workers_begin_with_rank_0s_buffers(cluster: ThreadedJob, make: Any,
         make(optimizer, *named, kvstore=store)
         return [buffer.clone() for buffer in model.buffers()]
 
-    first, second = cluster.run(work)
+    first, second = pair.run(work)
     assert first[0].tolist() == [0, 1, 2]
     assert all(map(torch.equal, first, second))
 
 
 def test_buffers_of_modules_that_differ_are_left_alone_with_a_warning(
-    cluster: ThreadedJob, caplog: pytest.LogCaptureFixture
+    pair: ThreadedJob, caplog: pytest.LogCaptureFixture
 ) -> None:
     def work(store: kv.KVStore) -> list[float]:
         model = nn.Linear(3, 1)
@@ -250,7 +250,7 @@ def test_buffers_of_modules_that_differ_are_left_alone_with_a_warning(
         DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), kvstore=store)
         return next(model.buffers()).tolist()
 
-    assert cluster.run(work) == [[0, 0], [1, 1]]
+    assert pair.run(work) == [[0, 0], [1, 1]]
     assert "leaves each worker's buffers as they are" in caplog.text
 
 
@@ -379,12 +379,12 @@ def test_gradients_and_states_on_a_device(cuda: torch.device, dtype: torch.dtype
         broadcast_parameters(models[store.rank], kvstore=store)
         broadcast_optimizer_state(inner[store.rank], 1, kvstore=store)
 
-    with ThreadedJob(workers=2, servers=2) as cluster:
-        cluster.run(same_start)
-        cluster.run(work)
+    with ThreadedJob(workers=2, servers=2) as pair:
+        pair.run(same_start)
+        pair.run(work)
         inner[0].state.clear()
-        cluster.run(same_start)
-        cluster.run(work)
+        pair.run(same_start)
+        pair.run(work)
     for one, two in zip(*(model.parameters() for model in models), strict=True):
         assert one.is_cuda
         assert torch.equal(one, two)
