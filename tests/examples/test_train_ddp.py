@@ -10,8 +10,7 @@ import pytest
 import torch
 import train_ddp
 from ddp import options
-from ddp.data import Pictures
-from ddp.evaluation import evaluate
+from ddp.data import Pictures, evaluate
 from ddp.models import ResNet9
 from scripts import launch, lines_of
 
