@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,10 +54,11 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "BUCKET_BYTES", BUCKET_BYTES)
 
 
-@pytest.fixture
-def saved(tmp_path: Path) -> Checkpoint:
-    """A checkpoint after an epoch."""
-    prefix = str(tmp_path / "new" / "model")
+@pytest.fixture(scope="module")
+def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a checkpoint after an epoch."""
+    folder = tmp_path_factory.mktemp("trained")
+    prefix = str(folder / "model")
     fit(
         *(network(), loader(8, 4)),
         num_epoch=1,
@@ -64,4 +66,11 @@ def saved(tmp_path: Path) -> Checkpoint:
         epoch_end_callback=callbacks.do_checkpoint(prefix),
         batch_end_callback=callbacks.do_batch_checkpoint(prefix, 1),
     )
-    return Checkpoint(prefix, 1)
+    return folder
+
+
+@pytest.fixture
+def saved(trained_folder: Path, tmp_path: Path) -> Checkpoint:
+    """A checkpoint after an epoch, in files of the test's own."""
+    shutil.copytree(trained_folder, tmp_path / "new")
+    return Checkpoint(str(tmp_path / "new" / "model"), 1)
