@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 from arguments import Parser, natural, positive
-from cifar import digits, resnet, results
-from cifar.batches import TrainBatches, validation_batches
+from cifar import digits, options, resnet, results
 from cifar.choice import first
 from cifar.images import DataError, Dataset
+from cifar.loaders import train_loader, validation_loader
 from cifar.options import learning_rate, usual_steps
 from cifar.settings import parse_setting
 from torch import Tensor, nn
@@ -131,8 +131,8 @@ def main() -> None:
 
 def train(args: Namespace, way: Way, dataset: Dataset, store: kv.KVStore, reducer: Reducer) -> Result:
     """Run one worker's part of one training."""
-    place = {"rank": store.rank, "workers": store.num_workers}
-    batches = TrainBatches(dataset, args.batch_size, seed=args.seed, **place)
+    pictures_of = options.parse(["--batch-size", f"{args.batch_size}", "--seed", f"{args.seed}"])
+    batches, held_out = train_loader(dataset, pictures_of, store), validation_loader(dataset, pictures_of, store)
     torch.manual_seed(args.seed)
     model = resnet.build("resnet", 8)
     trainer = Trainer(
@@ -149,12 +149,12 @@ def train(args: Namespace, way: Way, dataset: Dataset, store: kv.KVStore, reduce
     for epoch in range(args.num_epochs):
         trainer.set_learning_rate(learning_rate(schedule, epoch))
         model.train()
-        for pictures, labels in batches.epoch(epoch):
+        for pictures, labels in batches:
             trainer.zero_grad()
             (functional.cross_entropy(model(pictures), labels) * way.scale).backward()
             trainer.step()
         reducer.average(statistics(model))
-        counts = reducer.sum(validate(model.eval(), validation_batches(dataset, args.batch_size, **place)))
+        counts = reducer.sum(validate(model.eval(), held_out))
         now = store.statistics()
         result.accuracy.append(counts["right"] / counts["count"])
         result.pushed.append(now.bytes_pushed - before.bytes_pushed)

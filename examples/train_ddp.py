@@ -18,8 +18,7 @@ import torch
 from cifar import choice
 from cifar.images import DataError
 from ddp import options
-from ddp.data import Pictures
-from ddp.evaluation import evaluate
+from ddp.data import Pictures, evaluate
 from ddp.models import ResNet9
 from torch import nn
 

@@ -23,9 +23,8 @@ from typing import NamedTuple
 
 import torch
 from lm import options, text
-from lm.schedule import learning_rate
 from lm.transformer import Transformer
-from lm.updates import updates
+from lm.updates import learning_rate, updates
 
 import kvstore as kv
 from workers import Reducer, callbacks

@@ -5,23 +5,16 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from cifar import cifar10, digits
 from cifar.download import UnavailableError, find_or_fetch
 from cifar.images import Dataset
+from workers import Reducer
 
 log = logging.getLogger(__name__)  # logging.warning would set up logging, and fit would leave its lines to that
 
 
-class Sums(Protocol):
-    """What is needed of `workers.Reducer`: sums over all workers."""
-
-    def sum(self, values: dict[str, float]) -> dict[str, float]:
-        """Return each value's sum over workers."""
-
-
-def load(wanted: str, data_dir: Path, reducer: Sums, rank: int) -> Dataset:
+def load(wanted: str, data_dir: Path, reducer: Reducer, rank: int) -> Dataset:
     """Load the data set `wanted`: cifar10, digits, or auto, which chooses the same one on every worker."""
     if wanted == "digits":
         return digits.read_dataset()

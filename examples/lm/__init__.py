@@ -2,7 +2,6 @@
 
 text         text as numbers, in two parts
 transformer  the network
-schedule     the learning rate over a run
-updates      what makes a step: all workers together, or each alone by DiLoCo
+updates      what makes a step: all workers together, or each alone by DiLoCo; the learning rate over a run
 options      the command line
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -38,16 +39,14 @@ class EveryStep:
         self._trainer = Trainer(named, "adamw", hyper, store, overlap=False, compression_params=args.compression)
 
     def step(self, rate: float) -> None:
-        """See `Updates`."""
         self._trainer.set_learning_rate(rate)
         self._trainer.step()
 
     def common_weights(self) -> AbstractContextManager[None]:
-        """See `Updates`."""
         return nullcontext()
 
     def finish(self) -> None:
-        """See `Updates`."""
+        """Do nothing: workers have the same weights after each step."""
 
 
 class ByDiLoCo:
@@ -74,18 +73,26 @@ class ByDiLoCo:
         )
 
     def step(self, rate: float) -> None:
-        """See `Updates`."""
         for group in self._adamw.param_groups:
             group["lr"] = rate
         self._diloco.step()
 
     def common_weights(self) -> AbstractContextManager[None]:
-        """See `Updates`."""
         return self._diloco.global_weights()
 
     def finish(self) -> None:
-        """See `Updates`."""
         self._diloco.finish()
+
+
+def learning_rate(step: int, steps: int, warmup: int, highest: float, lowest: float) -> float:
+    """Return the rate of a step, from 0: `highest` at the end of the warm-up, near `lowest` in the last step.
+
+    It goes up from nothing, then down along a cosine (Loshchilov and Hutter, arXiv:1608.03983).
+    """
+    if step < warmup:
+        return highest * (step + 1) / (warmup + 1)
+    done = (step - warmup) / max(1, steps - warmup)
+    return lowest + (highest - lowest) * (1 + math.cos(math.pi * min(done, 1.0))) / 2
 
 
 def updates(model: nn.Module, args: Namespace, store: kv.KVStore) -> Updates:

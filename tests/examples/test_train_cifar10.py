@@ -21,7 +21,7 @@ from scripts import run as run_words
 
 from launcher.cli import parse as parse_launch
 
-SMALL = ("--dataset", "digits", "--num-examples", "64", "--batch-size", "16", "--disp-batches", "2")
+SMALL = ("--dataset", "digits", "--num-examples", "16", "--batch-size", "4", "--disp-batches", "2")
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_one_process_prints_the_labs_lines_and_a_summary(run, store, capsys):
     first, reached, cost, *rest = capsys.readouterr().out.splitlines()
     assert first == (
         f"training resnet of 8 layers for 1 epoch: 1 worker, store {store}, "
-        "4 batches of 16 pictures per worker and epoch"
+        "4 batches of 4 pictures per worker and epoch"
     )
     assert reached == f"validation accuracy {accuracy:.4f} after 1 epoch"
     assert re.fullmatch(r"[\d.]+ s for 4 rounds, [\d.]+ a second", cost)
@@ -106,7 +106,7 @@ def test_d2ls_line_and_what_else_may_be_reported(run, monkeypatch, capsys):
 
 
 def test_noise_is_trained_on_and_not_validated(run, capsys):
-    lines = run("--benchmark", 1, "--num-examples", 48, "--batch-size", 16, "--num-epochs", 1, "--monitor", 2)
+    lines = run("--benchmark", 1, "--num-examples", 12, "--batch-size", 4, "--num-epochs", 1, "--monitor", 2)
     assert shapes(lines) == EPOCH[1:3]
     printed = capsys.readouterr().out.splitlines()
     assert any(line.startswith("train accuracy ") for line in printed)
@@ -118,7 +118,7 @@ def test_noise_is_trained_on_and_not_validated(run, capsys):
 def test_reading_alone_trains_nothing(run, capsys):
     assert run(*SMALL, "--test-io", 1) == []
     speeds = [f"Batch [{number}]\tSpeed: # samples/sec" for number in (1, 3)]
-    assert shapes(capsys.readouterr().out.splitlines()) == [*speeds, "read 4 batches of 16 pictures in # s"]
+    assert shapes(capsys.readouterr().out.splitlines()) == [*speeds, "read 4 batches of 4 pictures in # s"]
 
 
 def test_the_seed_decides_the_result(run, tmp_path):

@@ -45,7 +45,7 @@ def plain_step(model: nn.Module, optimizer: Any, step: int, rank: int | None) ->
     optimizer.step()
 
 
-def pair(
+def trained(
     cluster: ThreadedJob,
     do: Step = plain_step,
     make: Callable[[Any], torch.optim.Optimizer] = sgd,

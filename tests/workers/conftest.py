@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,17 @@ from threaded import ThreadedJob
 
 from workers import Checkpoint, callbacks, fit
 from workers.common import buckets
+
+# torch's first optimizer imports 800 modules, for a second. Processes that are forked from this one have them. And the
+# freeze of tests/conftest.py hides their objects, through which optimizers of ours look for the modules of parameters.
+torch.optim.SGD([torch.zeros(1)])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hidden_imports() -> None:
+    """Hide from this file's optimizers what earlier files have imported, such as the compiler, as above."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3])
@@ -41,10 +54,11 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "BUCKET_BYTES", BUCKET_BYTES)
 
 
-@pytest.fixture
-def saved(tmp_path: Path) -> Checkpoint:
-    """A checkpoint after an epoch."""
-    prefix = str(tmp_path / "new" / "model")
+@pytest.fixture(scope="module")
+def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a checkpoint after an epoch."""
+    folder = tmp_path_factory.mktemp("trained")
+    prefix = str(folder / "model")
     fit(
         *(network(), loader(8, 4)),
         num_epoch=1,
@@ -52,4 +66,11 @@ def saved(tmp_path: Path) -> Checkpoint:
         epoch_end_callback=callbacks.do_checkpoint(prefix),
         batch_end_callback=callbacks.do_batch_checkpoint(prefix, 1),
     )
-    return Checkpoint(prefix, 1)
+    return folder
+
+
+@pytest.fixture
+def saved(trained_folder: Path, tmp_path: Path) -> Checkpoint:
+    """A checkpoint after an epoch, in files of the test's own."""
+    shutil.copytree(trained_folder, tmp_path / "new")
+    return Checkpoint(str(tmp_path / "new" / "model"), 1)

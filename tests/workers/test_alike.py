@@ -543,9 +543,10 @@ def test_a_parameter_that_one_worker_alone_freezes_or_unfreezes_is_named_on_all(
 
 @pytest.mark.parametrize("trains", [False, True], ids=["frozen", "unfrozen"])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_parameter_that_all_workers_freeze_or_unfreeze_is_no_difference(way: str, trains: bool) -> None:
-    with ThreadedJob(workers=2, servers=1) as job:
-        found = trained_where_one_changes(job, way, trains, lambda _: True)
+def test_a_parameter_that_all_workers_freeze_or_unfreeze_is_no_difference(
+    pair: ThreadedJob, way: str, trains: bool
+) -> None:
+    found = trained_where_one_changes(pair, way, trains, lambda _: True)
     if way == "DistOpt":
         assert [type(error) for error in found] == [kv.UsageError] * 2
         assert "make a new DistOpt" in str(found[1])

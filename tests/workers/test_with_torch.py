@@ -5,14 +5,13 @@ Every row is a training that two workers with half of each batch must end as tor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import pytest
 import torch
-from jobs import job
 from threaded import ThreadedJob
 from torch import nn
 from torch.func import functional_call, grad
@@ -203,6 +202,7 @@ ROWS: dict[str, tuple[Callable[[], nn.Module], Act, Any]] = {
 }
 
 
+# tests/workers/integrations/tools_script.py has these.
 IN_A_JOB = ["`DataLoader` with `fork`, `spawn` and `forkserver`", "`torch.distributed.checkpoint`"]
 BATCH_NORM = "running statistics of BatchNorm"
 
@@ -234,12 +234,6 @@ def no_forward_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
     # torch notes which DDP module runs for the process, not for the thread, and puts back what was there before. Two
     # workers that are threads leave the other's module behind, and models compiled later would be cut as that one.
     monkeypatch.setattr(DistributedDataParallel, "_active_ddp_module", None)
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[ThreadedJob]:
-    with ThreadedJob(workers=2, servers=2, bigarray_bound=30) as cluster:
-        yield cluster
 
 
 def test_every_row_of_the_page_has_a_test() -> None:
@@ -291,46 +285,8 @@ def test_batch_norm(pair: ThreadedJob, way: str) -> None:
     assert torch.equal(*(models[rank].state_dict()["1.running_mean"] for rank in range(2)))
 
 
-SCRIPT = """
-import sys, warnings
-import torch
-import torch.distributed.checkpoint as dcp
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-from workers import Trainer
-from workers.integrations import torch_distributed
-
-if __name__ == "__main__":
-    rank, _ = torch_distributed.init()
-    model = nn.Linear(4, 2)
-    trainer = Trainer(model.named_parameters(), "sgd", {"lr": 0.1}, kvstore="dist_sync")
-    data = TensorDataset(torch.ones(4, 4), torch.zeros(4, 2))
-    for method in ("fork", "spawn", "forkserver"):
-        loader = DataLoader(data, 2, num_workers=1, multiprocessing_context=method, persistent_workers=True)
-        for _ in range(2):
-            for x, y in loader:
-                trainer.zero_grad()
-                nn.functional.mse_loss(model(x), y).backward()
-                trainer.step()
-        del loader
-    for path, options in (("all", {}), (f"of-{rank}", {"no_dist": True})):
-        dcp.save(model.state_dict(), checkpoint_id=sys.argv[0] + path, **options)
-        loaded = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
-        dcp.load(loaded, checkpoint_id=sys.argv[0] + path, **options)
-        assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
-    print("DONE", rank, trainer.num_update, flush=True)
-"""
-
-
 def test_dist_opt_says_what_it_cannot_take() -> None:
     with pytest.raises(UsageError, match="without a closure, which LBFGS needs"):
         workers.DistOpt(lbfgs(network().parameters()), "local")
     with pytest.raises(UsageError, match="has no shape yet"):
         workers.DistOpt(sgd(lazy().parameters()), "local")
-
-
-@pytest.mark.long
-def test_processes_of_loaders_and_distributed_checkpoints_in_a_real_job(tmp_path: Path) -> None:
-    with job(tmp_path, SCRIPT) as running:
-        assert running.wait() == 0, running.output
-    assert all(f"DONE {rank} 12" in running.output for rank in range(2))

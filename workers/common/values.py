@@ -69,7 +69,8 @@ def buffers_around(params: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
             parents.setdefault(id(child), []).append(module)
     holders = {id(each): each for each in modules if any(id(one) in place for one in list(each._parameters.values()))}
     held = (id(param) for each in holders.values() for param in list(each._parameters.values()))
-    if gc.get_freeze_count() and (hidden := place.keys() - set(held)):
+    hidden = place.keys() - set(held)
+    if hidden and gc.get_freeze_count():  # which walks over all that is frozen
         log.warning(
             "gc.freeze() has hidden the modules of %d parameters: each worker keeps its own buffers of these, such as "
             "batch statistics; broadcast_parameters(model) sends rank 0's",

@@ -7,9 +7,8 @@ import math
 import pytest
 import torch
 from lm import options, text
-from lm.schedule import learning_rate
 from lm.transformer import Transformer
-from lm.updates import updates
+from lm.updates import learning_rate, updates
 
 import kvstore as kv
 

@@ -6,9 +6,6 @@ import dataclasses
 import fcntl
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,37 +146,39 @@ def test_a_reader_that_ends_while_it_notes_a_version_leaves_none() -> None:
     assert copy.number == 0
 
 
-HOLDER = """
-    import pathlib, sys, time
-    from kvstore.transport.shm import presence
-    presence.DIRECTORY = pathlib.Path(sys.argv[3])
-    from kvstore.reading.held import ReadSegment
-    from kvstore.reading.published_copy import Published
-    from kvstore.reading.shared_copy import share
-    copy = share(sys.argv[1], 1, eval(sys.argv[2]))
-    with copy.writing(time.monotonic() + 30):
-        copy.flats["b"][0] = 4.0
-        print("holds", flush=True)
-        time.sleep(600)
-"""
+def start_holder(root: str) -> int:
+    """Return the pid of a process that writes to the copy until it is killed."""
+    told, tells = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            copy = shared(root)
+            with copy.writing(soon()):
+                copy.flats["b"][0] = 4.0
+                os.write(tells, b"holds")
+                time.sleep(600)
+        finally:
+            os._exit(1)
+    os.close(tells)
+    assert os.read(told, 5) == b"holds"
+    os.close(told)
+    return pid
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 def test_a_reader_that_is_killed_holds_nobody_up_and_leaves_nothing(root: str) -> None:
-    command = [sys.executable, "-c", textwrap.dedent(HOLDER), root, repr(ARRAYS), str(presence.DIRECTORY)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "holds\n"
-        copy = shared(root)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        with copy.writing(soon()):
-            assert copy.flats["b"].tolist() == [4.0, 0.0, 0.0]
-        copy.close()
-        assert not files()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "holds\n"
-        process.send_signal(signal.SIGKILL)
+    holder = start_holder(root)
+    copy = shared(root)
+    kill(holder)
+    with copy.writing(soon()):
+        assert copy.flats["b"].tolist() == [4.0, 0.0, 0.0]
+    copy.close()
+    assert not files()
+    kill(start_holder(root))
     assert files()
     presence.sweep()  # as each reader does at its start, and each job at its end
     assert not files()

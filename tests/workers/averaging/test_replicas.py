@@ -327,3 +327,33 @@ def test_what_is_due_comes_after_the_step_and_the_loss_is_returned() -> None:
 def test_what_is_no_optimizer_is_refused() -> None:
     with pytest.raises(UsageError, match=r"must be an instance of torch.optim.Optimizer, not list"):
         Counting([])  # type: ignore[arg-type]
+
+
+# ---- on a CUDA device
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [(PartialSync, {"chunk_bytes": 400}), (PeriodicAveraging, {"sync_every": 2, "momentum": "average"})],
+)
+def test_values_on_a_device(
+    cuda: torch.device, pair: ThreadedJob, kind: Any, how: dict[str, Any], dtype: torch.dtype
+) -> None:
+    def work(store: DistStore) -> None:
+        values = torch.full((4, 3, 5, 5), 1.0 + store.rank, device=cuda, dtype=dtype)
+        params = {
+            "w": nn.Parameter(values.to(memory_format=torch.channels_last)),
+            "on the CPU": nn.Parameter(values.cpu()),
+        }
+        sync = kind(params, torch.optim.SGD(params.values(), lr=1.0), store, **how)
+        for param in params.values():
+            param.grad = torch.full_like(param, 2.0 * store.rank)
+        for _ in range(4):
+            sync.step()
+        sync.finish()
+        assert [param.unique().tolist() for param in params.values()] == [[-3], [-3]]
+        assert [param.device.type for param in params.values()] == ["cuda", "cpu"]
+
+    pair.run(work)

@@ -1,4 +1,4 @@
-"""Trackers of functions, and what the documentation shows of other libraries, against their signatures."""
+"""Trackers of functions and files, and what the documentation shows of other libraries, against their signatures."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import math
 import os
 import re
 import signal
-import subprocess
+import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -183,25 +184,29 @@ def test_a_line_is_an_object_also_of_numbers_that_json_has_no_word_for(tmp_path:
     assert second == {"step": 51, "nan": None, "up": math.inf, "down": -math.inf}
 
 
-WRITER = """
-import sys
-from workers.callbacks import CSVRows, JSONLines
-trackers = [JSONLines(sys.argv[1]), CSVRows(sys.argv[2])]
-for step in range(10**9):
-    for tracker in trackers:
-        tracker.log({"loss": step / 7, f"value {step // 50 % 40}": step}, step)
-    if step == 300:
-        print("on", flush=True)
-"""
+def write_for_ever(paths: tuple[Path, Path], tells: int) -> None:
+    trackers = [JSONLines(paths[0]), CSVRows(paths[1])]
+    for step in count():
+        for tracker in trackers:
+            tracker.log({"loss": step / 7, f"value {step // 50 % 40}": step}, step)
+        if step == 300:
+            os.write(tells, b"on")
 
 
-@pytest.mark.long
 def test_a_writer_that_is_killed_leaves_whole_lines(tmp_path: Path) -> None:
     paths = tmp_path / "run.jsonl", tmp_path / "run.csv"
-    with subprocess.Popen([sys.executable, "-c", WRITER, *paths], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"on\n"
-        process.send_signal(signal.SIGKILL)
+    told, tells = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            write_for_ever(paths, tells)
+        finally:
+            os._exit(1)
+    os.close(tells)
+    assert os.read(told, 2) == b"on"
+    os.close(told)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
     texts = [path.read_text() for path in paths]
     assert all(text.endswith("\n") for text in texts)
     fields = [line.split(",") for line in texts[1].splitlines()]
@@ -227,7 +232,7 @@ def test_another_end_is_an_error(path: str | Path) -> None:
 # ---- Rows of CSV
 
 
-def write(path: Path, *calls: Mapping[str, float], start: int = 0) -> None:
+def write_rows(path: Path, *calls: Mapping[str, float], start: int = 0) -> None:
     tracker = CSVRows(path)
     for step, values in enumerate(calls, start):
         tracker.log(values, step)
@@ -245,8 +250,8 @@ def read(path: Path) -> list[dict[str, float]]:
 
 def test_new_names_are_new_columns_also_when_a_file_is_continued(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "run.csv"
-    write(path, {"loss": 0.25}, {"accuracy": 0.5}, {"loss": 0.125, "epoch": 1})
-    write(path, {"accuracy": 0.75, "top, 5": 1.0}, start=3)
+    write_rows(path, {"loss": 0.25}, {"accuracy": 0.5}, {"loss": 0.125, "epoch": 1})
+    write_rows(path, {"accuracy": 0.75, "top, 5": 1.0}, start=3)
     assert path.read_text().splitlines()[0] == 'step,wall_time,loss,accuracy,epoch,"top, 5"'
     assert read(path) == [
         {"step": 0, "loss": 0.25},
@@ -259,25 +264,25 @@ def test_new_names_are_new_columns_also_when_a_file_is_continued(tmp_path: Path)
 
 def test_nothing_is_rewritten_while_names_stay(tmp_path: Path) -> None:
     path = tmp_path / "run.csv"
-    write(path, {"loss": 1.0})
+    write_rows(path, {"loss": 1.0})
     inode = path.stat().st_ino
-    write(path, {"loss": 2.0}, {"loss": math.inf}, {"loss": math.nan}, start=1)
+    write_rows(path, {"loss": 2.0}, {"loss": math.inf}, {"loss": math.nan}, start=1)
     assert path.stat().st_ino == inode
     assert [repr(row["loss"]) for row in read(path)] == ["1.0", "2.0", "inf", "nan"]
 
 
 def test_a_row_without_its_end_is_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "run.csv"
-    write(path, {"loss": 1.0}, {"loss": 2.0})
+    write_rows(path, {"loss": 1.0}, {"loss": 2.0})
     path.write_bytes(path.read_bytes()[:-3])
-    write(path, {"loss": 3.0}, start=1)
+    write_rows(path, {"loss": 3.0}, start=1)
     assert read(path) == [{"step": 0, "loss": 1.0}, {"step": 1, "loss": 3.0}]
 
 
 def test_a_link_stays_one(tmp_path: Path) -> None:
     link = tmp_path / "link.csv"
     link.symlink_to(tmp_path / "run.csv")
-    write(link, {"loss": 1.0})
+    write_rows(link, {"loss": 1.0})
     assert link.is_symlink()
     assert read(link) == [{"step": 0, "loss": 1.0}]
 
@@ -301,7 +306,96 @@ def test_what_is_read_is_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, calls: list[dict[str, float]], more: list[dict[str, float]]
 ) -> None:
     path = tmp_path_factory.mktemp("csv") / "run.csv"
-    write(path, *calls)
-    write(path, *more, start=len(calls))
+    write_rows(path, *calls)
+    write_rows(path, *more, start=len(calls))
     if calls or more:
         assert read(path) == [{"step": step, **values} for step, values in enumerate([*calls, *more])]
+
+
+# ---- TensorBoard's event files, read back record by record with their checksums
+
+
+def masked_crc(data: bytes) -> int:
+    """The checksum of TFRecord: CRC-32C (Castagnoli), rotated by 15 bits, plus a constant."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def records(data: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(data):
+        header, (length,) = data[at : at + 8], struct.unpack_from("<Q", data, at)
+        content = data[at + 12 : at + 12 + length]
+        assert struct.unpack_from("<I", data, at + 8) == (masked_crc(header),)
+        assert struct.unpack_from("<I", data, at + 12 + length) == (masked_crc(content),)
+        yield content
+        at += 16 + length
+
+
+def events(path: Path) -> list[Any]:
+    from tensorboardX.proto.event_pb2 import Event
+
+    return [Event.FromString(record) for record in records(path.read_bytes())]
+
+
+def shown(folder: Path) -> list[tuple[str, int, float]]:
+    """The scalars that TensorBoard shows: of an earlier file, none from where a later one begins anew."""
+    from tensorboardX.proto.event_pb2 import SessionLog
+
+    scalars: list[tuple[str, int, float]] = []
+    for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns):
+        for event in events(path):
+            if event.HasField("session_log") and event.session_log.status == SessionLog.START:
+                scalars = [scalar for scalar in scalars if scalar[1] < event.step]
+            scalars += [(value.tag, event.step, value.simple_value) for value in event.summary.value]
+    return scalars
+
+
+def write(folder: Path, *losses: float, start: int = 0) -> None:
+    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
+    tracker = TensorBoard(folder)
+    for step, loss in enumerate(losses, start):
+        tracker.log({"batch/loss": loss, "epoch": 1}, step)
+    tracker.close()
+
+
+def test_scalars_come_back(tmp_path: Path) -> None:
+    write(tmp_path / "runs", 0.5, 0.25)
+    (path,) = (tmp_path / "runs").iterdir()
+    assert events(path)[0].file_version == "brain.Event:2"
+    assert shown(tmp_path / "runs") == [
+        ("batch/loss", 0, 0.5),
+        ("epoch", 0, 1.0),
+        ("batch/loss", 1, 0.25),
+        ("epoch", 1, 1.0),
+    ]
+
+
+def test_a_tracker_without_values_makes_no_file(tmp_path: Path) -> None:
+    write(tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_a_resumed_run_makes_again_is_hidden(tmp_path: Path) -> None:
+    write(tmp_path / "first", 0.5, 0.25, 0.125)
+    (tmp_path / "first").rename(tmp_path / "second")  # as if another process had written it
+    write(tmp_path / "second", 0.75, start=1)
+    losses = [scalar for scalar in shown(tmp_path / "second") if scalar[0] == "batch/loss"]
+    assert losses == [("batch/loss", 0, 0.5), ("batch/loss", 1, 0.75)]
+
+
+def test_a_tracker_that_is_opened_again_in_the_same_second_hides_and_replaces_nothing(tmp_path: Path) -> None:
+    write(tmp_path, 0.5, 0.25)
+    write(tmp_path, 0.125, start=1)
+    assert [value for name, _, value in shown(tmp_path) if name == "batch/loss"] == [0.5, 0.25, 0.125]
+
+
+def test_what_to_install_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(kv.UsageError, match=r"pip install 'torch-kvstore\[tensorboard\]'"):
+        TensorBoard(tmp_path)

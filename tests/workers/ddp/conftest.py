@@ -1,17 +1,8 @@
-"""A job of two workers, and buckets that small networks have several of."""
+"""Buckets that small networks have several of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from threaded import ThreadedJob
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[ThreadedJob]:
-    with ThreadedJob(workers=2, servers=2, bigarray_bound=30) as cluster:
-        yield cluster
 
 
 @pytest.fixture(autouse=True)

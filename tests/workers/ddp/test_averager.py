@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from averaged import alone, batch, halve, loss_of, network, pair, same, sgd
+from averaged import alone, batch, halve, loss_of, network, same, sgd, trained
 from threaded import ThreadedJob
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -21,7 +21,7 @@ from workers.ddp.averager import GradientAverager, counts_of
 
 
 @pytest.mark.parametrize("passes", [1, 2, 3, 4])
-def test_gradients_of_several_backwards_add_up(cluster: ThreadedJob, passes: int) -> None:
+def test_gradients_of_several_backwards_add_up(pair: ThreadedJob, passes: int) -> None:
     """Of three backwards a step, however many the optimizer has been told of."""
 
     def thrice(model: nn.Module, optimizer: Any, step: int, rank: int | None) -> None:
@@ -31,10 +31,10 @@ def test_gradients_of_several_backwards_add_up(cluster: ThreadedJob, passes: int
         loss_of(model, step + 60, rank).backward()
         optimizer.step()
 
-    same(pair(cluster, thrice, backward_passes_per_step=passes)[0], alone(thrice))
+    same(trained(pair, thrice, backward_passes_per_step=passes)[0], alone(thrice))
 
 
-def test_backwards_in_no_sync_send_nothing(cluster: ThreadedJob) -> None:
+def test_backwards_in_no_sync_send_nothing(pair: ThreadedJob) -> None:
     def twice(model: nn.Module, optimizer: Any, step: int, rank: int | None) -> None:
         optimizer.zero_grad()
         if rank is None:
@@ -48,19 +48,19 @@ def test_backwards_in_no_sync_send_nothing(cluster: ThreadedJob) -> None:
             loss_of(model, step + 50, rank).backward()
         optimizer.step()
 
-    same(pair(cluster, twice)[0], alone(twice))
+    same(trained(pair, twice)[0], alone(twice))
 
 
-def test_a_sum(cluster: ThreadedJob) -> None:
+def test_a_sum(pair: ThreadedJob) -> None:
     def summed(model: nn.Module, optimizer: Any, step: int, rank: int | None) -> None:
         optimizer.zero_grad()
         (loss_of(model, step, rank) * (2 if rank is None else 1)).backward()
         optimizer.step()
 
-    same(pair(cluster, summed, op=workers.Sum)[0], alone(summed))
+    same(trained(pair, summed, op=workers.Sum)[0], alone(summed))
 
 
-def test_nothing_is_added_to_a_sum(cluster: ThreadedJob) -> None:
+def test_nothing_is_added_to_a_sum(pair: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         model = network()
         optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1), kvstore=store, op="sum")
@@ -72,7 +72,7 @@ def test_nothing_is_added_to_a_sum(cluster: ThreadedJob) -> None:
         optimizer.zero_grad()
         loss_of(model, 2, store.rank).backward()
 
-    cluster.run(work)
+    pair.run(work)
 
 
 class Branches(nn.Module):
@@ -99,38 +99,38 @@ def branch_step(model: Any, optimizer: Any, step: int, rank: int | None) -> None
     optimizer.step()
 
 
-def test_what_got_a_gradient_on_one_worker_counts_as_zeros_on_the_other(cluster: ThreadedJob) -> None:
-    one, _ = pair(cluster, branch_step, build=Branches)
+def test_what_got_a_gradient_on_one_worker_counts_as_zeros_on_the_other(pair: ThreadedJob) -> None:
+    one, _ = trained(pair, branch_step, build=Branches)
     same(one, alone(branch_step, build=Branches))
     assert one.nobody.weight.grad is None  # weight decay would have changed it
     assert torch.equal(one.nobody.weight, Branches().nobody.weight)
 
 
-def test_a_worker_whose_loss_depends_on_nothing_takes_part(cluster: ThreadedJob) -> None:
+def test_a_worker_whose_loss_depends_on_nothing_takes_part(pair: ThreadedJob) -> None:
     def idle(model: nn.Module, optimizer: Any, step: int, rank: int | None) -> None:
         optimizer.zero_grad()
         if rank != 1:
             (loss_of(model, step, 0) * (1 if rank == 0 else 0.5)).backward()
         optimizer.step()
 
-    same(pair(cluster, idle)[0], alone(idle))
+    same(trained(pair, idle)[0], alone(idle))
 
 
-def test_gradients_that_no_backward_has_made_are_averaged_by_step(cluster: ThreadedJob) -> None:
+def test_gradients_that_no_backward_has_made_are_averaged_by_step(pair: ThreadedJob) -> None:
     def by_hand(model: nn.Module, optimizer: Any, step: int, rank: int | None) -> None:
         for param in model.parameters():
             param.grad = torch.full_like(param, 2.0 if rank is None else 1.0 + 2 * rank)
         optimizer.step()
 
-    same(pair(cluster, by_hand)[0], alone(by_hand))
+    same(trained(pair, by_hand)[0], alone(by_hand))
 
 
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-12), (torch.bfloat16, 0.03), (torch.float16, 0.004)])
-def test_other_dtypes(cluster: ThreadedJob, dtype: torch.dtype, atol: float) -> None:
+def test_other_dtypes(pair: ThreadedJob, dtype: torch.dtype, atol: float) -> None:
     def build() -> nn.Module:
         return network(dtype)
 
-    same(pair(cluster, build=build)[0], alone(build=build), atol)
+    same(trained(pair, build=build)[0], alone(build=build), atol)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_other_dtypes(cluster: ThreadedJob, dtype: torch.dtype, atol: float) -> 
     [({}, 60000.0, 60000.0), ({"op": workers.Sum}, 3.0, 6.0)],  # of 60,000 twice float16 cannot hold the sum
     ids=["mean", "sum"],
 )
-def test_half_precision(cluster: ThreadedJob, how: dict[str, Any], factor: float, expected: float) -> None:
+def test_half_precision(pair: ThreadedJob, how: dict[str, Any], factor: float, expected: float) -> None:
     def work(store: DistStore) -> torch.Tensor | None:
         param = nn.Parameter(torch.zeros(2, dtype=torch.float16))
         optimizer = DistributedOptimizer(torch.optim.SGD([param], lr=0.0), kvstore=store, **how)
@@ -146,13 +146,13 @@ def test_half_precision(cluster: ThreadedJob, how: dict[str, Any], factor: float
         optimizer.step()
         return param.grad
 
-    for grad in cluster.run(work):
+    for grad in pair.run(work):
         assert torch.equal(grad, torch.full((2,), expected, dtype=torch.float16))
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_means_of_half_precision_are_rounded_once(cluster: ThreadedJob, dtype: torch.dtype, overlap: bool) -> None:
+def test_means_of_half_precision_are_rounded_once(pair: ThreadedJob, dtype: torch.dtype, overlap: bool) -> None:
     # float16 is halved without an error only where it is not as small as this; bfloat16 has 8 bits.
     numbers = [[2.0**-24, 0.0], [3 * 2.0**-24, 40_000.0], [1.0, 60_000.0], [256.0, 0.5]]
 
@@ -169,12 +169,12 @@ def test_means_of_half_precision_are_rounded_once(cluster: ThreadedJob, dtype: t
         return half.grad, plain.grad
 
     both = torch.tensor(numbers)
-    for half, plain in cluster.run(work):
+    for half, plain in pair.run(work):
         assert torch.equal(half, both.to(dtype).float().mean(dim=1).to(dtype))
         assert torch.equal(plain, both.mean(dim=1))
 
 
-def test_dtypes_and_layouts_mixed(cluster: ThreadedJob) -> None:
+def test_dtypes_and_layouts_mixed(pair: ThreadedJob) -> None:
     def build() -> nn.Module:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten(), nn.Linear(4, 2).double())
@@ -186,10 +186,10 @@ def test_dtypes_and_layouts_mixed(cluster: ThreadedJob) -> None:
         model[2](model[1](model[0](x)).double()).square().mean().backward()
         optimizer.step()
 
-    same(pair(cluster, do, build=build)[0], alone(do, build=build))
+    same(trained(pair, do, build=build)[0], alone(do, build=build))
 
 
-def test_a_backward_inside_of_a_backward(cluster: ThreadedJob) -> None:
+def test_a_backward_inside_of_a_backward(pair: ThreadedJob) -> None:
     def checkpointed(model: Any, optimizer: Any, step: int, rank: int | None) -> None:
         optimizer.zero_grad()
         x, y = batch(step, rank)
@@ -197,7 +197,7 @@ def test_a_backward_inside_of_a_backward(cluster: ThreadedJob) -> None:
         nn.functional.cross_entropy(model[4](hidden), y).backward()
         optimizer.step()
 
-    same(pair(cluster, checkpointed)[0], alone(checkpointed))
+    same(trained(pair, checkpointed)[0], alone(checkpointed))
 
 
 def halve_data(param: torch.Tensor) -> None:
@@ -206,7 +206,7 @@ def halve_data(param: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("halve", [halve, halve_data])
 def test_a_hook_that_changes_a_gradient_that_has_gone_is_an_error(
-    cluster: ThreadedJob, halve: Callable[[torch.Tensor], None]
+    pair: ThreadedJob, halve: Callable[[torch.Tensor], None]
 ) -> None:
     def halved(overlap: bool) -> Callable[[DistStore], torch.Tensor | None]:
         def work(store: DistStore) -> torch.Tensor | None:
@@ -220,12 +220,12 @@ def test_a_hook_that_changes_a_gradient_that_has_gone_is_an_error(
         return work
 
     with pytest.raises(kv.UsageError, match=r"gradient of 'parameter 0' changed after it was sent; pass overlap=False"):
-        cluster.run(halved(True))
-    for grad in cluster.run(halved(False)):
+        pair.run(halved(True))
+    for grad in pair.run(halved(False)):
         assert torch.equal(grad, torch.full((100,), 0.75))
 
 
-def test_two_optimizers_whose_backwards_come_in_another_order_do_not_wait_for_each_other(cluster: ThreadedJob) -> None:
+def test_two_optimizers_whose_backwards_come_in_another_order_do_not_wait_for_each_other(pair: ThreadedJob) -> None:
     """Which of them hears of a backward first depends on the graph, which is another on each worker."""
 
     def work(session: Any) -> list[torch.Tensor]:
@@ -242,11 +242,11 @@ def test_two_optimizers_whose_backwards_come_in_another_order_do_not_wait_for_ea
             store.close()
         return [param.detach() for param in params]
 
-    one, two = cluster.run_sessions(work)
+    one, two = pair.run_sessions(work)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(one, two, strict=True))
 
 
-def test_it_lets_go_of_the_parameters(cluster: ThreadedJob) -> None:
+def test_it_lets_go_of_the_parameters(pair: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         model = network()
         inner = sgd(model.parameters())
@@ -256,7 +256,7 @@ def test_it_lets_go_of_the_parameters(cluster: ThreadedJob) -> None:
         loss_of(model, 0, store.rank).backward()
         assert store.statistics().pushes == pushes
 
-    cluster.run(work)
+    pair.run(work)
 
 
 # ---- Sparse gradients of two workers with a DistributedOptimizer, against the optimizer itself with all samples
@@ -283,11 +283,11 @@ def look_up(model: Any, optimizer: Any, step: int, rank: int | None) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"sparse_as_dense": True}, {"overlap": False}])
-def test_as_the_optimizer_alone(cluster: ThreadedJob, options: dict[str, Any]) -> None:
-    same(pair(cluster, look_up, two_rates, embedding, **options)[0], alone(look_up, two_rates, embedding))
+def test_as_the_optimizer_alone(pair: ThreadedJob, options: dict[str, Any]) -> None:
+    same(trained(pair, look_up, two_rates, embedding, **options)[0], alone(look_up, two_rates, embedding))
 
 
-def test_sparse_adam(cluster: ThreadedJob) -> None:
+def test_sparse_adam(pair: ThreadedJob) -> None:
     def only(model: Any, optimizer: Any, step: int, rank: int | None) -> None:
         optimizer.zero_grad()
         model(batch(step, rank)[1]).square().mean().backward()
@@ -300,10 +300,10 @@ def test_sparse_adam(cluster: ThreadedJob) -> None:
     def make(params: Any) -> torch.optim.Optimizer:
         return torch.optim.SparseAdam(params, lr=0.1)
 
-    same(pair(cluster, only, make, table)[0], alone(only, make, table))
+    same(trained(pair, only, make, table)[0], alone(only, make, table))
 
 
-def test_a_gradient_that_only_one_worker_has(cluster: ThreadedJob) -> None:
+def test_a_gradient_that_only_one_worker_has(pair: ThreadedJob) -> None:
     def work(store: Any) -> list[Any]:
         model = embedding()
         params = dict(model.named_parameters())
@@ -325,5 +325,5 @@ def test_a_gradient_that_only_one_worker_has(cluster: ThreadedJob) -> None:
             seen.append(None if grad is None else (grad.indices().tolist(), grad.values()[:, 0].tolist()))
         return seen
 
-    first, second = cluster.run(work)
+    first, second = pair.run(work)
     assert first == second == [([[3, 4]], [1, 1]), ([[3, 4]], [3, 1]), None]

@@ -1,22 +1,16 @@
-"""DistributedOptimizer in threads and in processes, and the partition of its data."""
+"""DistributedOptimizer, and the partition of its data."""
 
 from __future__ import annotations
 
 import copy
-import json
-import os
-import subprocess
-import sys
-import textwrap
 from collections import namedtuple
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from averaged import STEPS, alone, loss_of, network, pair, plain_step, same, sgd
+from averaged import STEPS, alone, loss_of, network, plain_step, same, sgd, trained
 from hypothesis import given
 from hypothesis import strategies as st
 from threaded import ThreadedJob
@@ -26,29 +20,27 @@ from torch.utils.data import IterableDataset, TensorDataset
 import kvstore as kv
 import workers
 from kvstore.client import DistStore
-from workers import DistributedOptimizer, partition_dataset
+from workers import DistributedOptimizer, broadcast_optimizer_state, broadcast_parameters, partition_dataset
 from workers.ddp.partition import batch_sizes
-
-# ---- DistributedOptimizer in jobs made of threads: two workers do as one does with both their batches
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_two_workers_do_as_one_with_both_their_batches(cluster: ThreadedJob, overlap: bool) -> None:
-    same(pair(cluster, overlap=overlap)[0], alone())
+def test_two_workers_do_as_one_with_both_their_batches(pair: ThreadedJob, overlap: bool) -> None:
+    same(trained(pair, overlap=overlap)[0], alone())
 
 
-def test_what_changes_gradients_after_backward_changes_averages(cluster: ThreadedJob) -> None:
+def test_what_changes_gradients_after_backward_changes_averages(pair: ThreadedJob) -> None:
     def clipped(model: nn.Module, optimizer: Any, step: int, rank: int | None) -> None:
         optimizer.zero_grad()
         loss_of(model, step, rank).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.05)
         optimizer.step()
 
-    same(pair(cluster, clipped)[0], alone(clipped))
+    same(trained(pair, clipped)[0], alone(clipped))
     assert not torch.allclose(alone(clipped)[0].weight, alone()[0].weight, atol=1e-3)
 
 
-def test_horovods_way_of_clipping_does_the_same(cluster: ThreadedJob) -> None:
+def test_horovods_way_of_clipping_does_the_same(pair: ThreadedJob) -> None:
     def clipped(model: nn.Module, optimizer: Any, step: int, rank: int | None) -> None:
         optimizer.zero_grad()
         loss_of(model, step, rank).backward()
@@ -61,19 +53,19 @@ def test_horovods_way_of_clipping_does_the_same(cluster: ThreadedJob) -> None:
             with optimizer.skip_synchronize():
                 optimizer.step()
 
-    same(pair(cluster, clipped)[0], alone(clipped))
+    same(trained(pair, clipped)[0], alone(clipped))
 
 
-def test_compression(cluster: ThreadedJob) -> None:
-    half = pair(cluster, compression="fp16")[0]
+def test_compression(pair: ThreadedJob) -> None:
+    half = trained(pair, compression="fp16")[0]
     same(half, alone(), atol=2e-3)
     assert not torch.equal(half[0].weight, alone()[0].weight)
-    pair(cluster, compression={"type": "2bit", "threshold": 0.01})
+    trained(pair, compression={"type": "2bit", "threshold": 0.01})
     with pytest.raises(kv.UnknownName, match="zip"):
-        pair(cluster, compression="zip")
+        trained(pair, compression="zip")
 
 
-def test_parameter_groups_and_schedulers_are_the_optimizers(cluster: ThreadedJob) -> None:
+def test_parameter_groups_and_schedulers_are_the_optimizers(pair: ThreadedJob) -> None:
     def groups(params: Any) -> torch.optim.Optimizer:
         first, *others = params
         return torch.optim.SGD([{"params": [first], "lr": 0.5}, {"params": others}], lr=0.1)
@@ -87,10 +79,10 @@ def test_parameter_groups_and_schedulers_are_the_optimizers(cluster: ThreadedJob
         schedulers[id(optimizer)].step()
         assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5 if step == 0 else 0.05 if step < 3 else 0.005)
 
-    same(pair(cluster, scheduled, groups)[0], alone(scheduled, groups))
+    same(trained(pair, scheduled, groups)[0], alone(scheduled, groups))
 
 
-def test_a_grad_scaler_decides_alike_on_all_workers(cluster: ThreadedJob) -> None:
+def test_a_grad_scaler_decides_alike_on_all_workers(pair: ThreadedJob) -> None:
     """One worker's gradients are infinite in one step; all leave that one out."""
 
     def fused(params: Any) -> torch.optim.Optimizer:  # tells GradScaler that it unscales by itself
@@ -106,11 +98,11 @@ def test_a_grad_scaler_decides_alike_on_all_workers(cluster: ThreadedJob) -> Non
         scaler.step(optimizer)
         scaler.update()
 
-    same(pair(cluster, scaled, fused)[0], alone(scaled, fused))
+    same(trained(pair, scaled, fused)[0], alone(scaled, fused))
     assert {scaler.get_scale() for scaler in scalers.values()} == {2.0**9}
 
 
-def test_a_search_along_the_loss_goes_the_same_way_on_all_workers(cluster: ThreadedJob) -> None:
+def test_a_search_along_the_loss_goes_the_same_way_on_all_workers(pair: ThreadedJob) -> None:
     def lbfgs(params: Any) -> torch.optim.Optimizer:
         return torch.optim.LBFGS(params, max_iter=5, line_search_fn="strong_wolfe")
 
@@ -125,11 +117,11 @@ def test_a_search_along_the_loss_goes_the_same_way_on_all_workers(cluster: Threa
 
         losses[rank].append(optimizer.step(closure).item())
 
-    same(pair(cluster, searching, lbfgs)[0], alone(searching, lbfgs), atol=1e-2)
+    same(trained(pair, searching, lbfgs)[0], alone(searching, lbfgs), atol=1e-2)
     assert losses[0] == losses[1] == pytest.approx(losses[None], abs=1e-3)
 
 
-def test_parameters_may_be_added(cluster: ThreadedJob) -> None:
+def test_parameters_may_be_added(pair: ThreadedJob) -> None:
     def first(params: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(list(params)[4:], lr=0.3)
 
@@ -138,10 +130,10 @@ def test_parameters_may_be_added(cluster: ThreadedJob) -> None:
             optimizer.add_param_group({"params": list(model.parameters())[:4], "lr": 0.1})
         plain_step(model, optimizer, step, rank)
 
-    same(pair(cluster, growing, first)[0], alone(growing, first))
+    same(trained(pair, growing, first)[0], alone(growing, first))
 
 
-def test_everything_else_is_the_optimizers(cluster: ThreadedJob) -> None:
+def test_everything_else_is_the_optimizers(pair: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         model, inner = network(), None
         inner = torch.optim.Adam(model.parameters(), lr=0.1)
@@ -164,10 +156,10 @@ def test_everything_else_is_the_optimizers(cluster: ThreadedJob) -> None:
         with pytest.raises(AttributeError):
             optimizer.nothing  # noqa: B018
 
-    cluster.run(work)
+    pair.run(work)
 
 
-def test_workers_that_disagree_are_told(cluster: ThreadedJob) -> None:
+def test_workers_that_disagree_are_told(pair: ThreadedJob) -> None:
     def work(store: DistStore, options: Any, sizes: Any, text: str) -> None:
         param = nn.Parameter(torch.ones(sizes[store.rank]))
         with pytest.raises(kv.Mismatch, match=text):
@@ -178,23 +170,23 @@ def test_workers_that_disagree_are_told(cluster: ThreadedJob) -> None:
         ([{"op": "sum"}, {}], [2, 2], "a different op"),
         ([{"backward_passes_per_step": 2}, {}], [2, 2], "backward_passes_per_step"),
     ):
-        cluster.run(lambda store, how=(options, sizes, text): work(store, *how))
+        pair.run(lambda store, how=(options, sizes, text): work(store, *how))
 
 
-def test_a_store_serves_one_of_them_and_sums(cluster: ThreadedJob) -> None:
+def test_a_store_serves_one_of_them_and_sums(pair: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         params = [nn.Parameter(torch.ones(2))]
         DistributedOptimizer(torch.optim.SGD(params, lr=1), kvstore=store)
         with pytest.raises(kv.UsageError, match="another model's keys"):
             DistributedOptimizer(torch.optim.SGD(params, lr=1), kvstore=store)
 
-    cluster.run(work)
+    pair.run(work)
 
     def late(store: DistStore) -> None:
         with pytest.raises(kv.UsageError, match="averages need 'dist_sync'"):
             DistributedOptimizer(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=1), kvstore=store)
 
-    cluster.run(late, mode="async")
+    pair.run(late, mode="async")
 
 
 def test_alone_it_is_the_optimizer() -> None:
@@ -233,7 +225,7 @@ def test_wrong_arguments_are_named(arguments: list[Any], options: Any, text: str
 
 @pytest.mark.parametrize("given", ["the optimizer alone", "named_parameters()", "the model"])
 @pytest.mark.parametrize("make", [DistributedOptimizer, workers.DistOpt])
-def test_all_workers_begin_with_rank_0s_buffers(cluster: ThreadedJob, make: Any, given: str) -> None:
+def test_all_workers_begin_with_rank_0s_buffers(pair: ThreadedJob, make: Any, given: str) -> None:
     def work(store: kv.KVStore) -> list[torch.Tensor]:
         model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
         model.register_buffer("mask", torch.arange(3) + 10 * store.rank)
@@ -244,13 +236,13 @@ def test_all_workers_begin_with_rank_0s_buffers(cluster: ThreadedJob, make: Any,
         make(optimizer, *named, kvstore=store)
         return [buffer.clone() for buffer in model.buffers()]
 
-    first, second = cluster.run(work)
+    first, second = pair.run(work)
     assert first[0].tolist() == [0, 1, 2]
     assert all(map(torch.equal, first, second))
 
 
 def test_buffers_of_modules_that_differ_are_left_alone_with_a_warning(
-    cluster: ThreadedJob, caplog: pytest.LogCaptureFixture
+    pair: ThreadedJob, caplog: pytest.LogCaptureFixture
 ) -> None:
     def work(store: kv.KVStore) -> list[float]:
         model = nn.Linear(3, 1)
@@ -258,77 +250,8 @@ def test_buffers_of_modules_that_differ_are_left_alone_with_a_warning(
         DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), kvstore=store)
         return next(model.buffers()).tolist()
 
-    assert cluster.run(work) == [[0, 0], [1, 1]]
+    assert pair.run(work) == [[0, 0], [1, 1]]
     assert "leaves each worker's buffers as they are" in caplog.text
-
-
-# ---- DistributedOptimizer in two processes, beside torch's DistributedDataParallel in the same two
-
-
-SCRIPT = """
-import json, sys
-import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-import workers
-
-torch.set_num_threads(1)
-rank, device = workers.init()
-assert (rank, workers.size()) == (workers.local_rank(), workers.local_size()), "one host, in the order of ranks"
-store_file = sys.argv[1]
-torch.distributed.init_process_group("gloo", init_method=f"file://{store_file}", rank=rank, world_size=workers.size())
-
-def network(seed):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 64), nn.ReLU(),
-                         nn.Linear(64, 10))
-
-def train(model, optimizer):
-    generator = torch.Generator().manual_seed(100 + rank)
-    for step in range(50):
-        x, y = torch.randn(8, 3, 8, 8, generator=generator), torch.randint(10, (8,), generator=generator)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-ours, theirs = network(rank), network(0)  # broadcast_parameters gives all the first one's
-workers.broadcast_parameters(ours)
-before = [its.detach().clone() for its in theirs.parameters()]
-assert all(torch.equal(*its) for its in zip(ours.parameters(), before))
-optimizer = workers.DistributedOptimizer(torch.optim.Adam(ours.parameters(), lr=0.001), ours.named_parameters())
-train(ours, optimizer)
-train(DistributedDataParallel(theirs, broadcast_buffers=False), torch.optim.Adam(theirs.parameters(), lr=0.001))
-
-def furthest(some):
-    return max(float((one - two).detach().abs().max()) for one, two in zip(ours.parameters(), some))
-
-print(json.dumps({"difference": furthest(theirs.parameters()), "way": furthest(before)}), flush=True)
-torch.distributed.destroy_process_group()
-workers.shutdown()
-assert not workers.is_initialized()
-"""
-
-
-@pytest.mark.release
-@pytest.mark.timeout(180)
-def test_it_does_as_distributed_data_parallel(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
-    command = f"{sys.executable} {tmp_path}/script.py {tmp_path}/meeting"
-    process = subprocess.run(
-        [sys.executable, "-m", "launcher", "-n", "2", "-s", "1", "--launcher", "local", command],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=170,
-    )
-    assert process.returncode == 0, process.stdout
-    found = [json.loads(line[line.index("{") :]) for line in process.stdout.splitlines() if '"difference"' in line]
-    assert len(found) == 2, process.stdout
-    for numbers in found:
-        print(numbers)
-        assert numbers["way"] > 1e-2
-        assert numbers["difference"] <= 1e-5
 
 
 # ---- partition_dataset: every sample once over all workers, in as many batches on each
@@ -432,3 +355,36 @@ def test_what_cannot_be_divided_is_refused() -> None:
 )
 def test_the_sizes_of_batches(samples: int, batches: int, sizes: list[int]) -> None:
     assert batch_sizes(samples, batches, 4) == sizes
+
+
+# ---- parameters on a CUDA device
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_gradients_and_states_on_a_device(cuda: torch.device, dtype: torch.dtype) -> None:
+    models = [nn.Linear(300, 40).to(cuda, dtype) for _ in range(2)]
+    inner = [torch.optim.Adam(model.parameters(), lr=0.01) for model in models]
+
+    def work(store: DistStore) -> None:
+        model = models[store.rank]
+        optimizer = DistributedOptimizer(inner[store.rank], kvstore=store)
+        for step in range(3):
+            optimizer.zero_grad()
+            x = torch.full((4, 300), 0.01 * (step + store.rank), device=cuda, dtype=dtype)
+            model(x).float().square().mean().backward()
+            optimizer.step()
+
+    def same_start(store: DistStore) -> None:
+        broadcast_parameters(models[store.rank], kvstore=store)
+        broadcast_optimizer_state(inner[store.rank], 1, kvstore=store)
+
+    with ThreadedJob(workers=2, servers=2) as pair:
+        pair.run(same_start)
+        pair.run(work)
+        inner[0].state.clear()
+        pair.run(same_start)
+        pair.run(work)
+    for one, two in zip(*(model.parameters() for model in models), strict=True):
+        assert one.is_cuda
+        assert torch.equal(one, two)

@@ -144,7 +144,7 @@ class Rig:
 
 
 def trained(
-    cluster: ThreadedJob, make: Callable[[], nn.Module], optimizer: str, waiting: bool = False, **how: Any
+    pair: ThreadedJob, make: Callable[[], nn.Module], optimizer: str, waiting: bool = False, **how: Any
 ) -> list[torch.Tensor]:
     """The weights after six steps, which are the same on all workers."""
 
@@ -160,21 +160,27 @@ def trained(
         trainer.synchronize()
         return weights(model)
 
-    models = [make() for _ in range(cluster.workers)]
-    found = cluster.run(work)
+    models = [make() for _ in range(pair.workers)]
+    found = pair.run(work)
     assert all(equal(found[0], theirs) for theirs in found)
     return found[0]
 
 
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 2), pytest.param(3, 1, marks=pytest.mark.release)])
-def test_the_weights_are_the_same_to_the_bit(make: Callable[[], nn.Module], workers: int, servers: int) -> None:
-    with ThreadedJob(workers, servers, bigarray_bound=20) as cluster:
-        for optimizer in ("sgd", "adamw"):
-            plain = trained(cluster, make, optimizer)
-            assert not equal(plain, weights(make()))
-            assert equal(plain, trained(cluster, make, optimizer, waiting=True)), optimizer
-            assert equal(plain, trained(cluster, make, optimizer, waiting=True, share_weights=True)), optimizer
+@pytest.mark.parametrize(
+    ("model", "workers", "servers", "optimizer"),
+    [
+        *((model, 2, 2, optimizer) for model, optimizer in zip(MODELS, ["sgd", "adamw"] * 2, strict=True)),
+        ("layers", 1, 1, "adamw"),
+        *(pytest.param(model, 3, 1, "adamw", marks=pytest.mark.release) for model in MODELS),
+    ],
+)
+def test_the_weights_are_the_same_to_the_bit(model: str, workers: int, servers: int, optimizer: str) -> None:
+    make = MODELS[model]
+    with ThreadedJob(workers, servers, bigarray_bound=20) as pair:
+        plain = trained(pair, make, optimizer)
+        assert not equal(plain, weights(make()))
+        assert equal(plain, trained(pair, make, optimizer, waiting=True))
+        assert equal(plain, trained(pair, make, optimizer, waiting=True, share_weights=True))
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)

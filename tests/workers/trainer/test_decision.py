@@ -74,22 +74,22 @@ def test_several_devices_need_a_store() -> None:
     ],
 )
 def test_dist_stores(
-    cluster: ThreadedJob, monkeypatch: pytest.MonkeyPatch, mode: str, environ: str, wanted: bool | None, updates: bool
+    pair: ThreadedJob, monkeypatch: pytest.MonkeyPatch, mode: str, environ: str, wanted: bool | None, updates: bool
 ) -> None:
     monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", environ)
 
     def work(store: DistStore) -> bool:
         return Trainer(on_devices(weights(0.0)), "sgd", kvstore=store, update_on_kvstore=wanted).update_on_kvstore
 
-    assert cluster.run(work, mode=mode) == [updates] * 2
+    assert pair.run(work, mode=mode) == [updates] * 2
 
 
-def test_an_async_store_must_update(cluster: ThreadedJob) -> None:
+def test_an_async_store_must_update(pair: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         with pytest.raises(kv.UsageError, match="update_on_kvstore=False does not work with a 'dist_async' store"):
             Trainer(on_devices(weights(0.0)), "sgd", kvstore=store, update_on_kvstore=False)
 
-    cluster.run(work, mode="async")
+    pair.run(work, mode="async")
 
 
 def test_a_store_that_cannot_update_sums(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_a_store_of_ones_own_sums_for_a_trainer(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("store", ["local", "dist_sync"])
-def test_a_store_updates_for_one_trainer(cluster: ThreadedJob, store: str) -> None:
+def test_a_store_updates_for_one_trainer(pair: ThreadedJob, store: str) -> None:
     def work(store: kv.KVStore) -> None:
         body, head = nn.Linear(6, 4), nn.Linear(4, 3)
         how: dict[str, Any] = {"kvstore": store, "update_on_kvstore": True}
@@ -146,7 +146,7 @@ def test_a_store_updates_for_one_trainer(cluster: ThreadedJob, store: str) -> No
     if store == "local":
         work(kv.create(store))
     else:
-        cluster.run(work)
+        pair.run(work)
 
 
 def test_trainers_that_sum_on_one_store_have_names_of_their_own() -> None:
@@ -299,14 +299,14 @@ def prints(model: nn.Module) -> dict[str, int]:
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("give", [lambda model: model.named_parameters(), lambda model: model.parameters()])
 def test_every_worker_has_all_of_rank_zeros_model(
-    cluster: ThreadedJob, give: Callable[[nn.Module], Any], mode: str
+    pair: ThreadedJob, give: Callable[[nn.Module], Any], mode: str
 ) -> None:
     def work(store: DistStore) -> None:
         model = varied(store.rank)
         Trainer(give(model), "sgd", {"lr": 0.1}, kvstore=store)
         assert prints(model) == prints(varied(0))
 
-    cluster.run(work, mode=mode)
+    pair.run(work, mode=mode)
 
 
 def test_a_dict_does_not_know_its_buffers_but_has_frozen_parameters(pair: ThreadedJob) -> None:

@@ -241,7 +241,7 @@ def test_a_trainer_finds_the_model_of_its_parameters(pair: ThreadedJob, given: s
 
 
 @BOTH
-def test_gradients_accumulate(cluster: ThreadedJob, update_on_kvstore: bool) -> None:
+def test_gradients_accumulate(pair: ThreadedJob, update_on_kvstore: bool) -> None:
     def work(model: nn.Module, store: DistStore) -> None:
         trainer = Trainer(model.named_parameters(), "sgd", SGD, store, update_on_kvstore)
         first, middle = 6 * store.rank, 6 * store.rank + 3
@@ -258,11 +258,11 @@ def test_gradients_accumulate(cluster: ThreadedJob, update_on_kvstore: bool) -> 
         optimizer.zero_grad()
         loss_of(theirs, step).backward()
         optimizer.step()
-    close(run(cluster, work), theirs)
+    close(run(pair, work), theirs)
 
 
 @BOTH
-def test_tied_weights_are_one_key_under_both_names(cluster: ThreadedJob, update_on_kvstore: bool) -> None:
+def test_tied_weights_are_one_key_under_both_names(pair: ThreadedJob, update_on_kvstore: bool) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -281,6 +281,6 @@ def test_tied_weights_are_one_key_under_both_names(cluster: ThreadedJob, update_
         trainer.step(2)
         return store.statistics().keys
 
-    assert cluster.run(work) == [1, 1]
+    assert pair.run(work) == [1, 1]
     assert torch.allclose(models[0].one.weight, torch.eye(3) - 0.5 * 2)
     assert models[1].two.weight is models[1].one.weight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from threading import Event
@@ -54,21 +55,49 @@ def alone(epochs: int, optimizer: torch.optim.Optimizer, model: nn.Module, clip:
             optimizer.step()
 
 
+def turns(store: DistStore, epoch: int) -> int:
+    """The steps of a worker, who has more of them in every other epoch."""
+    return STEPS[(store.rank + epoch) % 2]
+
+
+def own(store: DistStore, epoch: int) -> int:
+    return STEPS[store.rank]
+
+
+def train(
+    trainer: Trainer,
+    model: nn.Module,
+    store: DistStore,
+    epochs: int,
+    steps: Callable[[DistStore, int], int] = own,
+    batch_size: int = 1,
+    clip: float | None = None,
+) -> list[int]:
+    """Train and join in each epoch; return what the joins have said."""
+    lasts = []
+    for epoch in range(epochs):
+        for step in range(steps(store, epoch)):
+            trainer.zero_grad()
+            backward(model, epoch, step, store.rank)
+            if clip is not None:
+                trainer.clip_grad_norm_(clip, batch_size=batch_size)
+            trainer.step(batch_size)
+        lasts.append(trainer.join())
+    return lasts
+
+
+ALL = EACH * len(STEPS)  # samples in a step of all workers
+
+
 @pytest.mark.parametrize("overlap", ["auto", True, False])
 @pytest.mark.parametrize("share", [False, True])
 def test_every_sample_counts_the_same(pair: ThreadedJob, overlap: bool | str, share: bool) -> None:
     how = {"overlap": overlap, "share_gradients": share, "share_weights": share}
 
     def work(store: DistStore) -> tuple[nn.Module, list[int], int]:
-        model, lasts = network(), []
+        model = network()
         trainer = Trainer(model.named_parameters(), "sgd", SGD, store, **how)
-        for epoch in range(3):
-            for step in range(STEPS[store.rank]):
-                trainer.zero_grad()
-                backward(model, epoch, step, store.rank)
-                trainer.step(EACH * store.num_workers)
-            lasts.append(trainer.join())
-        return model, lasts, trainer.num_update
+        return model, train(trainer, model, store, 3, batch_size=ALL), trainer.num_update
 
     (first, lasts, updates), (second, *others) = pair.run(work)
     assert lasts == [1, 1, 1]
@@ -84,12 +113,7 @@ def test_in_every_order_the_same_bits(pair: ThreadedJob) -> None:
     def work(store: DistStore, overlap: bool) -> nn.Module:
         model = network()
         trainer = Trainer(model.named_parameters(), "adam", {}, store, overlap=overlap)
-        for epoch in range(2):
-            for step in range(STEPS[(store.rank + epoch) % 2]):
-                trainer.zero_grad()
-                backward(model, epoch, step, store.rank)
-                trainer.step()
-            assert trainer.join() == 1 - epoch
+        assert train(trainer, model, store, 2, turns) == [1, 0]
         return model
 
     models = [model for overlap in (True, False) for model in pair.run(partial(work, overlap=overlap))]
@@ -103,13 +127,7 @@ def test_schedules_go_on_together(pair: ThreadedJob) -> None:
     def work(store: DistStore) -> nn.Module:
         model = network()
         options = {**SGD, "lr_scheduler": lambda number: schedule[number]}
-        trainer = Trainer(model.named_parameters(), "sgd", options, store)
-        for epoch in range(3):
-            for step in range(STEPS[store.rank]):
-                trainer.zero_grad()
-                backward(model, epoch, step, store.rank)
-                trainer.step(EACH * store.num_workers)
-            trainer.join()
+        train(Trainer(model.named_parameters(), "sgd", options, store), model, store, 3, batch_size=ALL)
         return model
 
     first, second = pair.run(work)
@@ -126,13 +144,7 @@ def test_clipping_goes_on_without_who_has_joined(pair: ThreadedJob) -> None:
     def work(store: DistStore) -> nn.Module:
         model = network()
         trainer = Trainer(model.named_parameters(), "sgd", SGD, store, overlap=False)
-        for epoch in range(2):
-            for step in range(STEPS[store.rank]):
-                trainer.zero_grad()
-                backward(model, epoch, step, store.rank)
-                trainer.clip_grad_norm_(0.2, batch_size=EACH * store.num_workers)
-                trainer.step(EACH * store.num_workers)
-            trainer.join()
+        train(trainer, model, store, 2, batch_size=ALL, clip=0.2)
         return model
 
     first, second = pair.run(work)
@@ -214,11 +226,7 @@ def test_asynchronous_workers_end_with_the_same(pair: ThreadedJob) -> None:
     def work(store: DistStore) -> nn.Module:
         model = network()
         trainer = Trainer(model.named_parameters(), "sgd", {"learning_rate": 0.01}, store)
-        for step in range(STEPS[store.rank]):
-            trainer.zero_grad()
-            backward(model, 0, step, store.rank)
-            trainer.step()
-        trainer.join()
+        train(trainer, model, store, 1)
         assert trainer.num_update == STEPS[store.rank]
         return model
 
@@ -250,14 +258,7 @@ def test_whoever_learns_at_once_that_all_have_run_out(pair: ThreadedJob, monkeyp
     def work(store: DistStore) -> tuple[list[int], int]:
         model = network()
         trainer = Trainer(model.named_parameters(), "sgd", SGD, store)
-        lasts = []
-        for epoch in range(2):
-            for step in range(STEPS[store.rank]):
-                trainer.zero_grad()
-                backward(model, epoch, step, store.rank)
-                trainer.step()
-            lasts.append(trainer.join())
-        return lasts, trainer.num_update
+        return train(trainer, model, store, 2), trainer.num_update
 
     monkeypatch.setattr(DistStore, "join", lucky)
     assert pair.run(work) == [([1, 1], 10)] * 2
@@ -268,12 +269,7 @@ def test_a_schedule_of_mxnet(pair: ThreadedJob) -> None:
         model = network()
         options = {"learning_rate": 0.1, "lr_scheduler": schedules.FactorScheduler(step=2, factor=0.5)}
         trainer = Trainer(model.named_parameters(), "sgd", options, store)
-        for epoch in range(2):
-            for step in range(STEPS[(store.rank + epoch) % 2]):
-                trainer.zero_grad()
-                backward(model, epoch, step, store.rank)
-                trainer.step()
-            trainer.join()
+        train(trainer, model, store, 2, turns)
         return trainer.learning_rate
 
     first, second = pair.run(work)

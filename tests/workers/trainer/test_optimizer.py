@@ -42,7 +42,7 @@ def scheduled(scheduler: Any, step: int) -> None:
 @BOTH
 @pytest.mark.parametrize(("name", "groups"), [*((name, True) for name in SCHEDULERS), ("StepLR", False)])
 @pytest.mark.filterwarnings("ignore:The epoch parameter in .scheduler.step")  # torch 2.5's SequentialLR, in itself
-def test_torchs_schedulers(cluster: ThreadedJob, name: str, groups: bool, update_on_kvstore: bool) -> None:
+def test_torchs_schedulers(pair: ThreadedJob, name: str, groups: bool, update_on_kvstore: bool) -> None:
     def given(model: nn.Module) -> Any:
         params = list(model.parameters())
         return [{"params": params[:2]}, {"params": params[2:], "lr": 0.02}] if groups else params
@@ -64,10 +64,10 @@ def test_torchs_schedulers(cluster: ThreadedJob, name: str, groups: bool, update
         loss_of(theirs, step).backward()
         optimizer.step()
         scheduled(scheduler, step)
-    close(run(cluster, work), theirs)
+    close(run(pair, work), theirs)
 
 
-def test_betas_cycle_on_the_servers(cluster: ThreadedJob) -> None:
+def test_betas_cycle_on_the_servers(pair: ThreadedJob) -> None:
     def stepped(optimizer: Any, model: nn.Module, part: slice) -> None:
         scheduler = lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=12)
         for step in range(10):
@@ -81,7 +81,7 @@ def test_betas_cycle_on_the_servers(cluster: ThreadedJob) -> None:
 
     theirs = network()
     stepped(torch.optim.Adam(theirs.parameters(), lr=0.1), theirs, slice(0, 12))
-    close(run(cluster, work), theirs)
+    close(run(pair, work), theirs)
 
 
 def test_a_scheduler_goes_on_from_its_state_and_the_trainers(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_what_the_optimizer_of_a_trainer_is() -> None:
 
 @BOTH
 @pytest.mark.parametrize("unscale", [False, True], ids=["in step", "before"])
-def test_when_one_worker_overflows_all_skip(cluster: ThreadedJob, unscale: bool, update_on_kvstore: bool) -> None:
+def test_when_one_worker_overflows_all_skip(pair: ThreadedJob, unscale: bool, update_on_kvstore: bool) -> None:
     def work(model: nn.Module, store: DistStore) -> None:
         trainer = Trainer(model.named_parameters(), "sgd", SGD, store, update_on_kvstore)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -159,7 +159,7 @@ def test_when_one_worker_overflows_all_skip(cluster: ThreadedJob, unscale: bool,
         if unscale:
             torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
         optimizer.step()
-    close(run(cluster, work), theirs)
+    close(run(pair, work), theirs)
 
 
 def made(update_on_kvstore: bool) -> tuple[nn.Module, Trainer]:

@@ -206,5 +206,5 @@ def test_values_that_the_program_pulls_from_the_store_are_no_writes(kvstore: str
     if kvstore == "device":
         train(kv.create(kvstore))
     else:
-        with ThreadedJob(2, 1) as cluster:
-            cluster.run(train, mode="async")
+        with ThreadedJob(2, 1) as pair:
+            pair.run(train, mode="async")

@@ -301,6 +301,6 @@ def test_workers_that_disagree_are_told_in_step() -> None:
         trainer.step()
         return weights(model)
 
-    with ThreadedJob(2, 2, bigarray_bound=20) as cluster:
-        one, two = cluster.run(work)
+    with ThreadedJob(2, 2, bigarray_bound=20) as pair:
+        one, two = pair.run(work)
     assert equal(one, two)

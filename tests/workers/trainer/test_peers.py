@@ -18,7 +18,7 @@ from workers import Trainer
 @BOTH
 @pytest.mark.parametrize("overlap", [False, True])
 def test_weights_without_a_gradient_are_left_out_by_agreement(
-    cluster: ThreadedJob, update_on_kvstore: bool, overlap: bool
+    pair: ThreadedJob, update_on_kvstore: bool, overlap: bool
 ) -> None:
     """``both`` has gradients everywhere, ``one`` on worker 0 in every other step, ``none`` nowhere."""
     size = 1 << 18  # more than one bucket
@@ -42,10 +42,10 @@ def test_weights_without_a_gradient_are_left_out_by_agreement(
     both = 1.0
     for _ in range(3):
         both -= 0.5 + 0.5 * both
-    assert cluster.run(work) == [{"none": 1.0, "one": one, "both": both}] * 2
+    assert pair.run(work) == [{"none": 1.0, "one": one, "both": both}] * 2
 
 
-def test_where_every_push_is_an_update_a_weight_left_out_is_read_all_the_same(cluster: ThreadedJob) -> None:
+def test_where_every_push_is_an_update_a_weight_left_out_is_read_all_the_same(pair: ThreadedJob) -> None:
     def work(store: DistStore) -> float:
         params = {name: nn.Parameter(torch.ones(1)) for name in ("a", "b")}
         trainer = Trainer(params, "sgd", {"lr": 1.0}, store)
@@ -58,7 +58,7 @@ def test_where_every_push_is_an_update_a_weight_left_out_is_read_all_the_same(cl
             store.barrier()
         return params["b"].item()
 
-    assert cluster.run(work, mode="async") == [0, 0]
+    assert pair.run(work, mode="async") == [0, 0]
 
 
 @pytest.mark.parametrize("how", [{"kvstore": None}, {"kvstore": "device", "update_on_kvstore": True}], ids=str)
@@ -81,9 +81,7 @@ def test_alone_too(how: dict[str, Any]) -> None:
 
 @BOTH
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
-def test_clipping_is_torchs_on_the_joined_batch(
-    cluster: ThreadedJob, norm_type: float, update_on_kvstore: bool
-) -> None:
+def test_clipping_is_torchs_on_the_joined_batch(pair: ThreadedJob, norm_type: float, update_on_kvstore: bool) -> None:
     norms: list[float] = []
 
     def work(model: nn.Module, store: DistStore) -> None:
@@ -103,12 +101,12 @@ def test_clipping_is_torchs_on_the_joined_batch(
         loss_of(theirs, step).backward()
         expected.append(torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.3, norm_type).item())
         optimizer.step()
-    close(run(cluster, work), theirs)
+    close(run(pair, work), theirs)
     assert norms == pytest.approx(expected, rel=1e-4)
     assert max(norms) > 0.3
 
 
-def test_clipping_between_allreduce_and_update(cluster: ThreadedJob) -> None:
+def test_clipping_between_allreduce_and_update(pair: ThreadedJob) -> None:
     def work(model: nn.Module, store: DistStore) -> None:
         trainer = Trainer(model.named_parameters(), "sgd", {"lr": 0.1}, store, update_on_kvstore=False)
         for step in range(3):
@@ -133,10 +131,10 @@ def test_clipping_between_allreduce_and_update(cluster: ThreadedJob) -> None:
         loss_of(theirs, step).backward()
         torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.3)
         optimizer.step()
-    close(run(cluster, work), theirs)
+    close(run(pair, work), theirs)
 
 
-def test_where_every_push_is_an_update_a_worker_clips_and_skips_alone(cluster: ThreadedJob) -> None:
+def test_where_every_push_is_an_update_a_worker_clips_and_skips_alone(pair: ThreadedJob) -> None:
     def work(store: DistStore) -> float:
         param = nn.Parameter(torch.zeros(1))
         trainer = Trainer({"w": param}, "sgd", {"lr": 1.0}, store)
@@ -149,4 +147,4 @@ def test_where_every_push_is_an_update_a_worker_clips_and_skips_alone(cluster: T
         store.pull("w", param)
         return param.item()
 
-    assert cluster.run(work, mode="async") == pytest.approx([-1, -1], abs=1e-5)
+    assert pair.run(work, mode="async") == pytest.approx([-1, -1], abs=1e-5)

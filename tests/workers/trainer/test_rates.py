@@ -57,7 +57,7 @@ def test_the_learning_rate_changes_and_momentum_stays(how: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("update_on_kvstore", [True, False])
-def test_the_learning_rate_changes_on_the_servers(cluster: ThreadedJob, update_on_kvstore: bool) -> None:
+def test_the_learning_rate_changes_on_the_servers(pair: ThreadedJob, update_on_kvstore: bool) -> None:
     """MXNet's set_learning_rate does nothing on a dist store."""
 
     def work(store: DistStore) -> list[float]:
@@ -69,7 +69,7 @@ def test_the_learning_rate_changes_on_the_servers(cluster: ThreadedJob, update_o
             trainer.step()
         return param.tolist()
 
-    assert cluster.run(work) == [[-1.25, -1.25]] * 2
+    assert pair.run(work) == [[-1.25, -1.25]] * 2
 
 
 DAMAGED = [
@@ -276,15 +276,15 @@ def test_multipliers_that_change_between_steps_count(how: dict[str, Any], tmp_pa
 
 
 @pytest.mark.parametrize("update_on_kvstore", [True, False])
-def test_multipliers_change_on_servers(cluster: ThreadedJob, update_on_kvstore: bool, tmp_path: Path) -> None:
+def test_multipliers_change_on_servers(pair: ThreadedJob, update_on_kvstore: bool, tmp_path: Path) -> None:
     def work(store: DistStore) -> list[list[float]]:
         how = {"kvstore": store, "update_on_kvstore": update_on_kvstore}
         return changed_multipliers(how, tmp_path / f"{0 if update_on_kvstore else store.rank}")
 
-    assert cluster.run(work) == [[[-4, 2], [-4, 0], [-4, -1]]] * 2  # the sums of gradients are 2
+    assert pair.run(work) == [[[-4, 2], [-4, 0], [-4, -1]]] * 2  # the sums of gradients are 2
 
 
-def test_multipliers_that_differ_between_workers_are_an_error_on_all(cluster: ThreadedJob) -> None:
+def test_multipliers_that_differ_between_workers_are_an_error_on_all(pair: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         params, trainer = two_rates({"kvstore": store})
         values_after(params, trainer)
@@ -292,7 +292,7 @@ def test_multipliers_that_differ_between_workers_are_an_error_on_all(cluster: Th
         with pytest.raises(kv.Mismatch, match=r"on the lr_mult of group 1 for .*: 0.5 on worker 0, 1.5 on worker 1"):
             values_after(params, trainer)
 
-    cluster.run(work)
+    pair.run(work)
 
 
 CHANGES: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [

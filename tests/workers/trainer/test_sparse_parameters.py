@@ -120,20 +120,20 @@ def test_parameters_by_number_and_on_two_devices() -> None:
 
 @BOTH
 @pytest.mark.parametrize("overlap", [False, True])
-def test_two_workers_are_as_one(cluster: ThreadedJob, on_store: bool, overlap: bool) -> None:
+def test_two_workers_are_as_one(pair: ThreadedJob, on_store: bool, overlap: bool) -> None:
     def work(store: DistStore) -> Model:
         model = Model()
         if store.rank:
             nn.init.zeros_(model.bag.weight)
         return run(model, trainer_of(model, store, update_on_kvstore=on_store, overlap=overlap), rank=store.rank)
 
-    first, second = cluster.run(work)
+    first, second = pair.run(work)
     same(first, second)
     same(first, torchs(), atol=1e-5)
 
 
 @BOTH
-def test_steps_in_which_not_all_workers_have_a_gradient(cluster: ThreadedJob, on_store: bool) -> None:
+def test_steps_in_which_not_all_workers_have_a_gradient(pair: ThreadedJob, on_store: bool) -> None:
     def work(store: DistStore) -> Model:
         model = Model()
         trainer = trainer_of(model, store, update_on_kvstore=on_store)
@@ -146,10 +146,10 @@ def test_steps_in_which_not_all_workers_have_a_gradient(cluster: ThreadedJob, on
             trainer.step(ignore_stale_grad=True)
         return model
 
-    same(*cluster.run(work))
+    same(*pair.run(work))
 
 
-def test_workers_with_fewer_batches(cluster: ThreadedJob) -> None:
+def test_workers_with_fewer_batches(pair: ThreadedJob) -> None:
     def work(store: DistStore) -> Model:
         model = Model()
         trainer = trainer_of(model, store)
@@ -158,13 +158,13 @@ def test_workers_with_fewer_batches(cluster: ThreadedJob) -> None:
             trainer.join()
         return model
 
-    same(*cluster.run(work))
+    same(*pair.run(work))
 
 
 @pytest.mark.parametrize("rule", [Rule("async"), Rule("async", staleness=1), Rule(quorum=1)], ids=str)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_without_full_rounds_rows_are_pushed_and_the_whole_weight_comes_back(
-    cluster: ThreadedJob, rule: Rule, overlap: bool
+    pair: ThreadedJob, rule: Rule, overlap: bool
 ) -> None:
     def work(store: DistStore) -> tuple[torch.Tensor, torch.Tensor]:
         model = Model()
@@ -178,20 +178,20 @@ def test_without_full_rounds_rows_are_pushed_and_the_whole_weight_comes_back(
         store.pull("bag.weight", pulled)
         return pulled, model.bag.weight.detach()
 
-    (pulled, weight), (other, _) = cluster.run(work, mode=rule.mode, rule=rule)
+    (pulled, weight), (other, _) = pair.run(work, mode=rule.mode, rule=rule)
     assert torch.equal(pulled, other)
     for moved in (pulled, weight):
         assert torch.equal(moved[20:], Model().bag.weight.detach()[20:])
         assert (moved[:20] != Model().bag.weight.detach()[:20]).any()
 
 
-def test_sums_of_sparse_gradients_need_full_rounds(cluster: ThreadedJob) -> None:
+def test_sums_of_sparse_gradients_need_full_rounds(pair: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         model = Model()
         run(model, trainer_of(model, store, update_on_kvstore=False), rank=store.rank)
 
     with pytest.raises(kv.UsageError, match=r"gradient of 'bag.weight' is sparse, .* use workers.Embedding"):
-        cluster.run(work, rule=Rule(quorum=1))
+        pair.run(work, rule=Rule(quorum=1))
 
 
 def test_optimizers_without_a_rule_for_rows() -> None:
@@ -287,13 +287,13 @@ def test_what_is_said_of_a_parameter_is_said_of_its_rows(said: str, by_name: boo
 
 
 @BOTH
-def test_what_is_said_of_a_parameter_is_said_of_its_rows_on_servers(cluster: ThreadedJob, on_store: bool) -> None:
+def test_what_is_said_of_a_parameter_is_said_of_its_rows_on_servers(pair: ThreadedJob, on_store: bool) -> None:
     for said in SAID:
 
         def work(store: DistStore, said: str = said) -> Small:
             return said_to_a_trainer(Small(sparse=True), said, store, on_store=on_store, rank=store.rank)
 
-        first, second = cluster.run(work)
+        first, second = pair.run(work)
         same(first, second)
         same(first, dense_by_torch(SAID[said][2]), atol=1e-5)
 

@@ -23,7 +23,7 @@ from workers.trainer.parameters import collect
 
 
 @pytest.mark.parametrize("update_on_kvstore", [True, False])
-def test_states_of_a_dist_store(cluster: ThreadedJob, update_on_kvstore: bool, tmp_path: Path) -> None:
+def test_states_of_a_dist_store(pair: ThreadedJob, update_on_kvstore: bool, tmp_path: Path) -> None:
     def work(session: Session) -> None:
         params = weights(1.0, 1.0)
         stores = [DistStore(session) for _ in params]
@@ -48,7 +48,7 @@ def test_states_of_a_dist_store(cluster: ThreadedJob, update_on_kvstore: bool, t
         steps(1, 2)
         assert torch.equal(*params)
 
-    cluster.run_sessions(work)
+    pair.run_sessions(work)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_wrong_arguments(arguments: Any, error: type[Exception], text: str) -> N
         Trainer(*arguments)
 
 
-def test_the_weights_of_rank_zero_count(cluster: ThreadedJob) -> None:
+def test_the_weights_of_rank_zero_count(pair: ThreadedJob) -> None:
     for mode in ("sync", "async"):
 
         def work(store: DistStore) -> list[list[float]]:
@@ -75,7 +75,7 @@ def test_the_weights_of_rank_zero_count(cluster: ThreadedJob) -> None:
             Trainer(on_devices(params), "sgd", None, store)
             return [param.tolist() for param in params]
 
-        assert cluster.run(work, mode=mode) == [[[5, 5], [5, 5]]] * 2
+        assert pair.run(work, mode=mode) == [[[5, 5], [5, 5]]] * 2
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_memory_that_is_shared_gives_the_same_weights(share: dict[str, bool]) ->
 
     results = []
     for options in ({}, share):
-        with ThreadedJob(2, 2, bigarray_bound=2**40) as cluster:
-            results.append(cluster.run(lambda store, options=options: train(store, **options)))
+        with ThreadedJob(2, 2, bigarray_bound=2**40) as pair:
+            results.append(pair.run(lambda store, options=options: train(store, **options)))
     for plain, shared in zip(*results, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(plain, shared, strict=True))
 

@@ -52,7 +52,7 @@ def test_two_devices_do_as_one_with_both_batches(how: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("update_on_kvstore", [True, False])
-def test_two_workers_do_as_one_with_both_batches(cluster: ThreadedJob, update_on_kvstore: bool) -> None:
+def test_two_workers_do_as_one_with_both_batches(pair: ThreadedJob, update_on_kvstore: bool) -> None:
     options = {"lr": 0.1, "momentum": 0.9}
 
     def work(store: DistStore) -> nn.Module:
@@ -65,13 +65,13 @@ def test_two_workers_do_as_one_with_both_batches(cluster: ThreadedJob, update_on
         return model
 
     models = [network(0), network(1)]
-    one, two = cluster.run(work)
+    one, two = pair.run(work)
     same(one, two, atol=0)
     same(one, plain_run(4, **options))
 
 
 @pytest.mark.parametrize("update_on_kvstore", [True, False])
-def test_gluon_step_on_several_workers(cluster: ThreadedJob, update_on_kvstore: bool) -> None:
+def test_gluon_step_on_several_workers(pair: ThreadedJob, update_on_kvstore: bool) -> None:
     """MXNet's nightly test: every worker's gradient is its rank + 1, so w == 1 - n(n+1)/2."""
 
     def work(store: DistStore) -> list[float]:
@@ -81,10 +81,10 @@ def test_gluon_step_on_several_workers(cluster: ThreadedJob, update_on_kvstore: 
         trainer.step(1)
         return param.tolist()
 
-    assert cluster.run(work) == [[-2.0, -2.0]] * 2
+    assert pair.run(work) == [[-2.0, -2.0]] * 2
 
 
-def test_an_async_store_updates_for_every_worker(cluster: ThreadedJob) -> None:
+def test_an_async_store_updates_for_every_worker(pair: ThreadedJob) -> None:
     def work(store: DistStore) -> list[float]:
         (param,) = weights(1.0)
         trainer = Trainer({"w": param}, "sgd", {"learning_rate": 1.0}, store)
@@ -95,7 +95,7 @@ def test_an_async_store_updates_for_every_worker(cluster: ThreadedJob) -> None:
         trainer.step(1)
         return param.tolist()
 
-    assert cluster.run(work, mode="async") == [[-2.0, -2.0]] * 2
+    assert pair.run(work, mode="async") == [[-2.0, -2.0]] * 2
 
 
 def test_gluons_own_numbers_on_two_devices() -> None:
@@ -169,7 +169,7 @@ def test_a_batch_size_is_positive(batch_size: int) -> None:
     assert param.tolist() == [0, 0]
 
 
-def test_workers_with_different_batch_sizes_are_told(cluster: ThreadedJob) -> None:
+def test_workers_with_different_batch_sizes_are_told(pair: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         (param,) = weights(0.0)
         trainer = Trainer({"w": param}, "sgd", None, store)
@@ -177,4 +177,4 @@ def test_workers_with_different_batch_sizes_are_told(cluster: ThreadedJob) -> No
         with pytest.raises(kv.Mismatch, match=r"disagree on the rescale_grad .*'w': 1 on worker 0, 0\.5 on worker 1"):
             trainer.step(1 + store.rank)
 
-    cluster.run(work)
+    pair.run(work)

@@ -1,17 +1,15 @@
-"""A script for accelerate and transformers, run over a job's group, from checkpoints again, and over gloo.
+"""accelerate and transformers over a job's group, from checkpoints again, and over gloo.
 
-Nothing here is of this project: ``python -m workers.integrations`` runs it.
+Nothing here is of this project: ``python -m workers.integrations`` makes the group.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
 from torch import nn
@@ -136,15 +134,10 @@ def trained(folder: Path, resume: bool = False) -> dict[str, Any]:
     }
 
 
-def main(folder: Path) -> None:
+def in_a_job(folder: Path) -> dict[str, Any]:
     ours = accelerated(folder / "ours"), trained(folder / "ours")
-    again = accelerated(folder / "ours", resume=True), trained(folder / "ours", resume=True)
-    rank, size = dist.get_rank(), dist.get_world_size()
-    dist.destroy_process_group()
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
-    theirs = accelerated(folder / "theirs"), trained(folder / "theirs")
-    print(json.dumps({"ours": ours, "again": again, "theirs": theirs}), flush=True)
+    return {"ours": ours, "again": (accelerated(folder / "ours", resume=True), trained(folder / "ours", resume=True))}
 
 
-if __name__ == "__main__":
-    main(Path.cwd())
+def over_gloo(folder: Path) -> list[dict[str, Any]]:
+    return [accelerated(folder / "theirs"), trained(folder / "theirs")]
