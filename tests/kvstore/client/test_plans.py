@@ -328,9 +328,7 @@ def test_new_keys_have_not_been_pushed() -> None:
 
 def test_a_push_counts_for_its_own_keys_however_often_it_is_noted() -> None:
     clocks = made(3, 5, 0)
-    places = clocks.pushed[:0].copy()
-    places.resize(2)
-    places[:] = [0, 2]
+    places = np.array([0, 2])
     after = clocks.pushed[places] + 1
     for _ in range(2):
         clocks.note(places, after, 7)
