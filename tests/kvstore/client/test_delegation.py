@@ -358,7 +358,7 @@ def test_workers_encode_for_an_aggregator_that_is_lost_whenever_that_is(kind: st
         store.pull("w", last := torch.empty(300))
         return sorted({value for out in (*outs, [last]) for each in out for value in each.reshape(-1).tolist()})
 
-    for at in range(first, 190, 24):
+    for at in range(first, 190, 32):
         job = SimulatedJob(1, workers=4, hosts=HOSTS, bigarray_bound=1000, reaped=True, min_workers=1)
         network = job.network
 

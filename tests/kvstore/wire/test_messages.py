@@ -185,7 +185,7 @@ def test_every_class_that_crosses_the_wire_is_tried() -> None:
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_a_message_comes_back_as_it_was(cls: type[Any], data: st.DataObject) -> None:
     message = data.draw(any_message(cls))

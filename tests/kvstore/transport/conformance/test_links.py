@@ -339,6 +339,14 @@ def test_memory_that_may_be_read_is_busy(ends: Ends):
     del frames
 
 
+@pytest.mark.parametrize("ends", ["curve", "curve-ipc"], indirect=True)
+def test_a_link_inside_a_private_directory_proves_no_key(ends: Ends):
+    listener, other, link = ends.pair()
+    other.send(link, [b"x"])
+    peer, _ = receive(listener)
+    assert bool(listener.identity(peer)) == (ends.kind == "curve")
+
+
 def test_who_reads_our_memory_is_known_once_we_are_acquainted(ends: Ends):
     _, other, link = acquainted(ends)
     assert other.shares(link) == (ends.kind == "inproc" or ends.kind.startswith("shm"))
