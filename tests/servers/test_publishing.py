@@ -292,7 +292,7 @@ def test_a_follower_has_whole_versions_with_the_published_bytes(seed: int) -> No
     play(seed, 150, takeovers=False)
 
 
-@settings(max_examples=8)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32))
 def test_also_when_standbys_take_over(seed: int) -> None:
     play(seed, 150, takeovers=True)

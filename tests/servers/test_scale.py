@@ -124,7 +124,7 @@ def closes(rush: Rush) -> Callable[[Worker], Any]:
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("kind", [pushes, pushes_while_one_pauses, pauses, opens_again, closes])
 def test_no_message_makes_a_set_of_all_workers(kind: Callable[[Rush], Callable[[Worker], Any]], mode: str) -> None:
-    workers = 4 * MANY
+    workers = 8 * MANY
     rush = Rush(workers, mode)
     say = kind(rush)
     least = min(peak(lambda worker=worker: say(worker)) for worker in rush.workers[1:9])  # a dict may have to grow

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
+import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations
@@ -22,21 +24,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from job_views import job_view, member, server_report, worker_report
+from observed_job import ObservedJob
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from simulated_job import SimulatedJob
 from waiting import LONG, until
 
+from kvstore.client import DistStore
 from kvstore.errors import UsageError
+from kvstore.member.session import Session
 from kvstore.observing import quantities as q
 from kvstore.observing.advice import KINDS
 from kvstore.observing.quantities import OF_SERVERS, OF_WORKERS, Quantity, Series
 from kvstore.observing.view import Event, JobView
 from servers.observer.metrics import MOST_PAIRS, STALE_S, JobDescription, exposition
+from servers.observer.observer_process import PageServing, serve
+from workers import fit
 
 FOLDER = Path(__file__).resolve().parents[3] / "servers" / "observer" / "grafana"
 BOARD: dict[str, Any] = json.loads((FOLDER / "board.json").read_text(encoding="utf-8"))
@@ -343,61 +351,56 @@ def test_the_docs_list_every_metric_with_its_labels_and_meaning() -> None:
     assert {name: (sorted(re.findall(r"`(\w+)`", labels)), text) for name, labels, text in listed} == there
 
 
-ROOT = Path(__file__).resolve().parents[3]
+class Batches(torch.utils.data.IterableDataset[Any]):
+    """Batches come until the test has what it wants; worker 1 waits for its own longer, so that times are not 0."""
 
-# Batches come for as long as the test asks. Worker 1 waits for its own longer than worker 0, so that times are not 0.
-PROGRAM = """
-import time
-import torch
-import kvstore as kv
-from workers import fit
+    def __init__(self, rank: int, enough: threading.Event) -> None:
+        self._pause_s, self._enough = 0.01 + 0.04 * rank, enough
 
-class Batches(torch.utils.data.IterableDataset):
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         while True:
-            time.sleep(0.01 + 0.04 * store.rank)
+            time.sleep(self._pause_s)
+            if self._enough.is_set():
+                return
             yield torch.ones(8), torch.tensor(1)
-
-store = kv.create("dist_sync")
-model = torch.nn.Linear(8, 2)
-fit(model, torch.utils.data.DataLoader(Batches(), batch_size=1), num_epoch=1, kvstore=store)
-"""
 
 
 @contextmanager
-def job(folder: Path, port: int, token: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Have a job of two workers and a server with a page at ``port`` while the block runs."""
-    (folder / "train.py").write_text(PROGRAM)
-    words = ["-n", "2", "-s", "1", f"--dashboard={port}", "--dashboard-token-file", str(token)]
-    argv = [sys.executable, "-m", "launcher.launch", *words, f"{sys.executable} train.py"]
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    with (folder / "job.log").open("wb") as log:
-        process = subprocess.Popen(
-            argv, cwd=folder, env={**os.environ, "PYTHONPATH": path}, stdout=log, stderr=log, start_new_session=True
-        )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(LONG)
+def trained(listener: socket.socket, token: str) -> Iterator[None]:
+    """Have two workers train while the block runs, in a job with a server and a page."""
+    enough, over, mine = threading.Event(), threading.Event(), threading.local()
 
+    def work(session: Session) -> None:
+        mine.session = session
+        store = DistStore(session)
+        batches = torch.utils.data.DataLoader(Batches(store.rank, enough), batch_size=1)
+        fit(torch.nn.Linear(8, 2), batches, num_epoch=1, kvstore=store)
+        store.close()
 
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        ObservedJob(2, heartbeat_s=0.2) as job,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        patch.setattr("workers.reducer.kv.create", lambda _: DistStore(mine.session))  # for sums of metrics
+        page = threads.submit(serve, PageServing(listener, token, over=over), job.observe)
+        training = threads.submit(job.run_sessions, work)
+        try:
+            yield
+        finally:
+            enough.set()
+            training.result(LONG)
+            over.set()
+            page.result(LONG)
 
 
 @pytest.mark.long
 def test_every_query_of_the_board_returns_data(tmp_path: Path) -> None:
-    port, token = free_port(), tmp_path / "token"
-    token.write_text("t" * 43 + "\n")
-    token.chmod(0o600)
-    with prometheus(tmp_path, f"127.0.0.1:{port}", token, ALERTS) as server, job(tmp_path, port, token) as running:
-
-        def over() -> str | None:
-            return None if running.poll() is None else (tmp_path / "job.log").read_text()
-
+    token = tmp_path / "token"
+    token.write_text("t" * 43)
+    listener = socket.create_server(("127.0.0.1", 0))
+    target = f"127.0.0.1:{listener.getsockname()[1]}"
+    with prometheus(tmp_path, target, token, ALERTS) as server, trained(listener, token.read_text()):
         left = {query: query.filled("10s", job="kvstore", instance=server.target) for query in queries()}
 
         def answered() -> bool:
@@ -405,11 +408,11 @@ def test_every_query_of_the_board_returns_data(tmp_path: Path) -> None:
                 del left[query]
             return not left
 
-        until(answered, f"an answer to each of {left}", over=over, step=0.2)
+        until(answered, "an answer to every query", step=0.2)
         both = 'count(rate(kvstore_rounds_total{role="worker"}[10s]) > 0) == 2'
-        until(lambda: server.series(both), "rounds of both workers", over=over, step=0.2)
+        until(lambda: server.series(both), "rounds of both workers", step=0.2)
         look_at_the_variables(server)
-        until(lambda: server.rules() == {"ok"}, "the rules for alerts", over=over, step=0.2)
+        until(lambda: server.rules() == {"ok"}, "the rules for alerts", step=0.2)
 
 
 def look_at_the_variables(server: Prometheus) -> None:

@@ -224,6 +224,13 @@ def test_those_who_wait_at_a_barrier_are_named_and_those_who_do_not_come() -> No
     assert seen.awaited == [1]
 
 
+def test_those_who_wait_for_first_values_are_named() -> None:
+    job = Job(2, 1)
+    job.say(job.everyone[1], job.everyone[1].declare("a"))
+    seen = view(job)
+    assert (seen.waits, seen.awaited) == ("worker 1 waits for worker 0 to init keys", [0])
+
+
 def test_observers_are_counted_and_the_silent_ones_are_not() -> None:
     job = Job(1, 1)
     for nonce in range(MOST_OBSERVERS):

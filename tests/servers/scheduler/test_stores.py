@@ -56,16 +56,10 @@ def waits(job: Job, member: Member, store: int = 0, number: int = 1) -> Any:
     return lambda: job.reply(member, member.explain(barrier.seq)).text
 
 
-def test_workers_at_the_barriers_of_two_stores_are_seen_to_wait_for_each_other():
+@pytest.mark.parametrize("barriers", [({"store": 0}, {"store": 1}), ({"number": 1}, {"number": 2})], ids=str)
+def test_workers_at_different_barriers_are_seen_to_wait_for_each_other(barriers: tuple[dict[str, int], ...]):
     job, w0, w1 = Job(2).and_workers()
-    one, other = waits(job, w0, store=0), waits(job, w1, store=1)
-    assert one() == "waits at the barrier for worker 1 (is at another barrier)"
-    assert other() == "waits at the barrier for worker 0 (is at another barrier)"
-
-
-def test_workers_at_different_barriers_of_a_store_are_seen_to_wait_for_each_other():
-    job, w0, w1 = Job(2).and_workers()
-    one, other = waits(job, w0, number=1), waits(job, w1, number=2)
+    one, other = waits(job, w0, **barriers[0]), waits(job, w1, **barriers[1])
     assert one() == "waits at the barrier for worker 1 (is at another barrier)"
     assert other() == "waits at the barrier for worker 0 (is at another barrier)"
 

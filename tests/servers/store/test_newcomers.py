@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from asking import Desk, Door, Worker, floats, optimized, sent, text_of
 from asking_rows import init_tables, push_rows
 from hypothesis import given
@@ -14,6 +15,7 @@ from pairs import Pair, copied, state
 from kvstore import wire
 from kvstore.table import Table
 from servers.shard import Shard
+from servers.store.first_sums import MOST_BYTES, MOST_ROUNDS
 from servers.store.hyperparameters import Contributed, UpdateHyperparameters, strays
 from servers.store.rounds import Rounds, WorkerClocks
 
@@ -552,6 +554,17 @@ def test_a_sum_before_training_that_it_repeats_is_the_one_that_the_others_have_h
     assert bytes(b"".join(first.buffers)) == bytes(memoryview(floats(6).numpy()).cast("B"))
     said = text_of(desk.reply(again, again.push({1: floats(9)}, 17, want=True)), "UsageError")
     assert "repeats sum 17 of 'k1', of which the others have made 2" in said
+
+
+def test_of_sums_before_training_the_first_ones_of_small_arrays_are_kept() -> None:
+    desk, w0 = Desk(1, values={1: floats(0), 2: torch.zeros(MOST_BYTES // 4 + 1)}, min_workers=1).and_workers()
+    for clock in range(1, MOST_ROUNDS + 2):
+        desk.ask(w0, w0.push({1: floats(clock)}, clock))
+    desk.ask(w0, w0.push({2: torch.ones(MOST_BYTES // 4 + 1)}, 1))
+    sums = desk.shard.stores[0].first_sums
+    assert sums is not None
+    assert sums.find([1], [MOST_ROUNDS]) == [floats(MOST_ROUNDS).numpy().tobytes()]
+    assert sums.find([1], [MOST_ROUNDS + 1]) is sums.find([2], [1]) is None
 
 
 def test_the_lowest_rank_that_is_in_sets_optimizers() -> None:
