@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from damage import ODD, changed, error_of, fields
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -429,6 +429,7 @@ SAVED = [(HERE / f"{name}.states").read_bytes() for name in ("adam", "sgd")]
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(SAVED), st.integers(0, 700), st.binary(max_size=6), st.integers(0, 6))
+@example(b"\x80\x04K\x01K\x02\x93.", 700, b"", 0)  # STACK_GLOBAL of two numbers
 def test_damage_is_an_error_or_is_read(tmp_path_factory: Any, data: bytes, at: int, new: bytes, gone: int) -> None:
     path = tmp_path_factory.mktemp("damaged") / "model.states"
     path.write_bytes(data[:at] + new + data[at + gone :])

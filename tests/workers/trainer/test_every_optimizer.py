@@ -96,7 +96,7 @@ def test_every_optimizer_has_a_case() -> None:
 
 
 # Workers step an optimizer of the class itself: one of torch's, one of ours, and each that needs all of a matrix.
-IN_WORKERS = {"amsgrad", "muon", "adafactor", "ftml", "lans"} & HERE.keys()
+IN_WORKERS = {"momentum", "amsgrad", "muon", "adafactor", "ftml", "lans"} & HERE.keys()
 
 
 @pytest.mark.parametrize(

@@ -52,25 +52,6 @@ def test_two_devices_do_as_one_with_both_batches(how: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("update_on_kvstore", [True, False])
-def test_two_workers_do_as_one_with_both_batches(pair: ThreadedJob, update_on_kvstore: bool) -> None:
-    options = {"lr": 0.1, "momentum": 0.9}
-
-    def work(store: DistStore) -> nn.Module:
-        model = models[store.rank]
-        trainer = Trainer(model.named_parameters(), "sgd", options, store, update_on_kvstore)
-        for step in range(4):
-            data, labels = (half[6 * store.rank : 6 * store.rank + 6] for half in batch(step))
-            backward(model, data, labels)
-            trainer.step()
-        return model
-
-    models = [network(0), network(1)]
-    one, two = pair.run(work)
-    same(one, two, atol=0)
-    same(one, plain_run(4, **options))
-
-
-@pytest.mark.parametrize("update_on_kvstore", [True, False])
 def test_gluon_step_on_several_workers(pair: ThreadedJob, update_on_kvstore: bool) -> None:
     """MXNet's nightly test: every worker's gradient is its rank + 1, so w == 1 - n(n+1)/2."""
 
