@@ -174,18 +174,6 @@ def test_objects_that_share_stay_one(notebook: Notebook) -> None:
     assert model["w"] is not notebook.main.weights
 
 
-def test_defaults_are_those_of_the_definition(notebook: Notebook) -> None:
-    notebook.cell("N = 1\ndef train(a=N, *, b=N): return a, b, N")
-    notebook.cell("N = 2")
-    assert notebook.carry(notebook.main.train)() == (1, 1, 2)
-
-
-def test_the_latest_definition_counts(notebook: Notebook) -> None:
-    notebook.cell("class Plain: size = 1\ndef train(): return 'old'")
-    notebook.cell("if True:\n    class Plain: other = 2\n    def train(): return Plain.other, hasattr(Plain, 'size')")
-    assert notebook.carry(notebook.main.train)() == (2, False)
-
-
 def test_annotations_that_stay_text(notebook: Notebook) -> None:
     notebook.cell(
         "from __future__ import annotations\nclass Node:\n    def next(self) -> Node: return self\n"
@@ -213,6 +201,9 @@ def test_values_without_functions_need_nothing(notebook: Notebook) -> None:
         ("class Net: pass\ndef f(self): return 3\nNet.f = f", "Net().f", 3),
         ("class Net:\n    def f(self): pass\ndef g(self): return 4\nNet.g = g", "Net().g", 4),
         ("import functools\ndef f(): return 5\nf = functools.lru_cache(f)", "f", 5),
+        ("N = 1\ndef train(a=N, *, b=N): return a, b, N\nN = 2", "train", (1, 1, 2)),
+        ("class A: x = 1\nif True:\n    class A: y = 2\n    def f(): return A.y, hasattr(A, 'x')", "f", (2, False)),
+        ("import math\nclass Net:\n    def f(self): pass\ndef f(self): return math.sqrt(9)\nNet.f = f", "Net().f", 3),
         ("train = eval('lambda: 0')", "train", 0),
         ("import functools\nclass Net:\n    f = functools.cached_property(lambda self: 6)", "lambda: Net().f", 6),
         ("import torch\n@torch.no_grad()\ndef train(): return torch.is_grad_enabled()", "train", False),
@@ -379,12 +370,6 @@ def test_a_function_beside_the_import_that_it_uses(notebook: Notebook, whole: bo
     )
     train, net, also = notebook.carry([notebook.main.train, notebook.main.Net, notebook.main.also])
     assert (train(9), net().f(), also(16)) == (3, 2, 4)
-
-
-def test_a_method_that_was_set_later_is_the_one_taken(notebook: Notebook) -> None:
-    notebook.cell("import math\nclass Net:\n    def f(self): return math.sqrt(4)")
-    notebook.cell("def f(self): return math.sqrt(9)\nNet.f = f")
-    assert notebook.carry(notebook.main.Net)().f() == 3
 
 
 def test_a_file_that_has_changed_is_no_matter(notebook: Notebook, tmp_path: Path) -> None:

@@ -391,7 +391,6 @@ def test_a_link_to_ours_is_ours(tmp_path: Path) -> None:
 # ---- what --dry-run shows of each kind: everything but the values of the user's variables
 
 
-VERSIONS = {"openmpi": "mpirun (Open MPI) 4.1.4", "mpich": "HYDRA build details:"}
 NAMES = st.from_regex(r"[A-Z_]{1,12}|PYTHONPATH|OMP_NUM_THREADS|KVSTORE_TIMEOUT_S", fullmatch=True).filter(
     lambda name: name not in RESERVED and name != "PATH"
 )
@@ -400,16 +399,6 @@ TEXTS = (
     st.binary(min_size=1, max_size=9).filter(lambda value: 0 not in value).map(lambda v: os.fsdecode(b"hunter2" + v))
 )
 VARIABLES = st.dictionaries(NAMES, TEXTS, max_size=3)
-
-
-@pytest.fixture(params=VERSIONS)
-def mpirun(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    fake = tmp_path / "bin" / "mpirun"
-    fake.parent.mkdir()
-    fake.write_text(f"#!/bin/sh\necho '{VERSIONS[request.param]}'\n")
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", str(fake.parent), prepend=os.pathsep)
-    return str(request.param)
 
 
 @pytest.fixture
@@ -427,12 +416,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def cluster(kind: str) -> Cluster:
     if kind == "ssh":
         return Cluster(hostfile="hosts", sync_dst_dir="/job")
-    if kind == "mpi":
-        return Cluster(hostfile="hosts")
     return Cluster(image="me/mine") if kind == "kubernetes" else Cluster()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "mpi"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "mpi"])  # tests/launcher/kinds/test_mpi.py
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(VARIABLES, VARIABLES, VARIABLES)
 def test_no_value_is_shown(
@@ -448,28 +435,6 @@ def test_no_value_is_shown(
         assert kind in ("local", "slurm") or name in shown
     assert "hunter2" not in shown
     assert "train.py" in shown
-
-
-def test_neither_does_mpi(here: Path, mpirun: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOKEN", "hunter2")
-    job = Job(2, 1, ("x",), {"S": "hunter2"}, {"W": "hunter2"}, ("TOKEN",), cluster("mpi"))
-    shown = find("mpi", job).dry_run(job)
-    assert "hunter2" not in shown
-    assert "KVSTORE_ENLIST=..." in shown
-    assert ("--hostfile '(hosts)'" in shown) == (mpirun == "openmpi")
-    assert ("-f '(hosts)'" in shown) == (mpirun == "mpich")
-    assert f"#   node1{' slots=1' if mpirun == 'openmpi' else ':1'}" in shown.splitlines()
-    assert "-n 3" in shown
-
-
-@pytest.mark.parametrize("kind", ["slurm"])
-def test_inside_an_allocation_nothing_is_submitted(kind: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    job = Job(2, 1, ("x",), {}, {"W": "hunter2"})
-    shown = find(kind, job).dry_run(job)
-    assert "sbatch" not in shown
-    assert "srun --ntasks=3" in shown
-    assert "hunter2" not in shown
 
 
 def test_ssh_shows_who_runs_where(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,6 +125,27 @@ def test_a_signal_ends_it(managed: Site) -> None:
     ends(managed, run, 128 + signum)
 
 
+PYTHON = ("--python", "/nowhere/python")
+
+
+@pytest.mark.parametrize(
+    ("managed", "words", "code", "said"),
+    [
+        ("slurm", ("--queue", "nowhere"), 1, ("launch.py: sbatch failed: sbatch: error: ", "invalid partition")),
+        ("slurm", PYTHON, 127, ("/nowhere/python: not found",)),
+        ("sge", ("--queue", "x.q"), 1, ('job requests unknown queue "x.q"', "after 0 of 2 processes had started")),
+        ("sge", PYTHON, None, ("a task has printed: ", "/nowhere/python: not found")),
+    ],
+    indirect=["managed"],
+)
+def test_what_the_manager_or_a_host_refuses_is_told(
+    managed: Site, words: tuple[str, ...], code: int | None, said: tuple[str, ...]
+) -> None:
+    run = managed.launch("-n", "1", "-s", "1", *words, "python", "-c", "1")
+    ends(managed, run, code)
+    assert all(text in run.err for text in said), run.err
+
+
 @pytest.mark.release
 def test_launch_py_is_killed(managed: Site) -> None:
     run = managed.sleepers()

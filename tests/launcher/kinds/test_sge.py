@@ -73,22 +73,6 @@ def test_fewer_slots_than_processes(site: Site) -> None:
     until(lambda: not site.relics(), "everything to be gone")
 
 
-def test_what_qsub_refuses_is_told(site: Site) -> None:
-    run = site.launch("-n", "1", "-s", "1", "--queue", "nowhere.q", "python", "-c", "1")
-    assert run.wait() == 1
-    assert 'Job was rejected because job requests unknown queue "nowhere.q"' in run.err
-    assert run.err.splitlines()[-1].startswith("launch.py: qsub exited with code 1 after 0 of 2 processes had started")
-    assert not site.relics()
-
-
-def test_an_interpreter_that_the_hosts_do_not_have(site: Site) -> None:
-    run = site.launch("-n", "1", "-s", "1", "--python", "/nowhere/python", "python", "-c", "1")
-    assert run.wait() != 0
-    assert "a task has printed: " in run.err
-    assert "/nowhere/python: not found" in run.err
-    assert not site.relics()
-
-
 def test_the_ticket_is_for_this_user_alone(site: Site) -> None:
     assert site.run is not None
     run = site.sleepers()

@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
-import hashlib
-import threading
+import os
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from launched import ROOT
 from sites import KINDS, place
-from threaded import ThreadedJob
-
-from kvstore.client import DistStore
 
 # Whole trainings, while other tests run beside them.
 pytestmark = [pytest.mark.timeout(300), pytest.mark.cluster, pytest.mark.release]
 
-MODEL = """
+TRAIN = """
+import hashlib
 import torch
+import kvstore as kv
+from workers import Trainer
+
+store = kv.create("dist_sync")
 torch.manual_seed(store.rank)
 data, target = torch.randn(64, 20), torch.randn(64, 5)
 torch.manual_seed(1)
 model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Tanh(), torch.nn.Linear(30, 5))
-"""
-STEPS = """
-from workers import Trainer
 trainer = Trainer(model.named_parameters(), "adam", {"lr": 0.01}, kvstore=store)
 for _ in range(5):
     model.zero_grad()
     torch.nn.functional.mse_loss(model(data), target).backward()
     trainer.step()
 state = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
-"""
-TRAIN = f"""
-import hashlib
-import kvstore as kv
-
-store = kv.create("dist_sync")
-{MODEL}{STEPS}
 print("WEIGHTS", len(state), hashlib.sha256(state).hexdigest(), flush=True)
 store.close()
 """
@@ -45,20 +38,10 @@ store.close()
 
 @pytest.fixture(scope="module")
 def weights() -> str:
-    """What the training ends in within this process."""
-    one_at_a_time = threading.Lock()  # who draws numbers
-
-    def train(store: DistStore) -> bytes:
-        scope: dict[str, Any] = {"store": store}
-        with one_at_a_time:
-            exec(MODEL, scope)
-        exec(STEPS, scope)
-        state: bytes = scope["state"]
-        return state
-
-    with ThreadedJob(2, 1) as job:
-        (state,) = set(job.run(train))
-    return f"{len(state)} {hashlib.sha256(state).hexdigest()}"
+    """What the training ends in as a job on this machine."""
+    words = [sys.executable, "-m", "launcher", "-n", "2", "-s", "1", "python", "-c", TRAIN]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return _weights(subprocess.check_output(words, env=env, text=True, stderr=subprocess.DEVNULL))
 
 
 def _weights(out: str) -> str:
