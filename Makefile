@@ -106,6 +106,7 @@ faults: $(EXTRA)-test  ## cut, stop, kill and interrupt jobs by seeds, and count
 	PYTHONPATH=tests $(BIN)/python -m faults.losing 0-3 --modes sync --phases
 	PYTHONPATH=tests $(BIN)/python -m faults.losing 0-3 --return
 	PYTHONPATH=tests $(BIN)/python -m faults 0 --kills 8 --launch --kinds unix,shm,tcp,zeromq --modes sync
+	PYTHONPATH=tests $(BIN)/python -m faults 0 --kills 8 --move --launch --kinds shm --modes sync,rows
 	$(MAKE) demo-faults EPOCHS=40
 	PYTHONPATH=tests $(BIN)/python -m faults.checkpoints 200
 	KVSTORE_TESTS_LINES=1 $(BIN)/python -m pytest -q --processes 2 tests/interrupts
