@@ -164,8 +164,8 @@ class GlobalWeights:
         if set(names) != set(self.trained(self._params)):
             differ = ", ".join(sorted(set(names).symmetric_difference(self.trained(self._params))))
             raise UsageError(
-                f"this worker comes back, and the others have changed requires_grad of {differ[:MOST_NAMED]}: change "
-                "it before DiLoCo is made"
+                f"DiLoCo cannot go on where the others are, which have changed requires_grad of {differ[:MOST_NAMED]}: "
+                "change it before DiLoCo is made"
             )
 
 
