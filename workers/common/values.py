@@ -72,8 +72,8 @@ def buffers_around(params: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
     hidden = place.keys() - set(held)
     if hidden and gc.get_freeze_count():  # which walks over all that is frozen
         log.warning(
-            "gc.freeze() has hidden the modules of %d parameters: each worker keeps its own buffers of these, such as "
-            "batch statistics; broadcast_parameters(model) sends rank 0's",
+            "the modules of %d parameters are not found, as after gc.freeze(): each worker keeps its own buffers of "
+            "these, such as batch statistics; broadcast_parameters(model) sends rank 0's",
             len(hidden),
         )
     outer = list(holders.values())
