@@ -64,17 +64,17 @@ COMPILED := tests/__pycache__/test_docs.cpython-*-pytest-*.pyc
 COMPILE = @ls $(COMPILED) >/dev/null 2>&1 || printf '%s\n' 'tests/kvstore' 'tests --ignore=tests/kvstore' | \
   xargs -P 2 -L 1 $(BIN)/python -m pytest -q -p no:cacheprovider --collect-only >/dev/null || true
 
-test: $(EXTRA)-test  ## run the tests that need no other program; some six minutes on two cores
+test: $(EXTRA)-test  ## run the tests that need no other program; some three minutes on two cores
 	$(COMPILE)
 	$(BIN)/python -m pytest -q $(PARALLEL) -m "not long and not release and not faults"
 
 # Every process that imports torch costs one to two seconds, and a real job has five. So CI has one of each kind of them.
-test-ci: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release  ## run all tests but those of a kind that is there already; on clusters made of namespaces too; some 11 minutes
+test-ci: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release  ## run all tests but those of a kind that is there already; on clusters made of namespaces too; some six minutes
 	$(COMPILE)
 	$(BIN)/python -m pytest -q $(PARALLEL_ALL) -m "not release and not faults" --defaults each
 
 # Importing torchrl takes seconds: no other command runs the tests with it.
-test-all: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release $(EXTRA)-torchrl  ## run all tests but those of make faults; before a release; some 17 minutes
+test-all: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release $(EXTRA)-torchrl  ## run all tests but those of make faults; before a release; some 25 minutes
 	$(COMPILE)
 	$(BIN)/python -m pytest -q $(PARALLEL_ALL) -m "not faults" --hypothesis-profile thorough
 
