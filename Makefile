@@ -74,7 +74,7 @@ test-ci: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release  ## run all tests but those
 	$(BIN)/python -m pytest -q $(PARALLEL_ALL) -m "not release and not faults" --defaults each
 
 # Importing torchrl takes seconds: no other command runs the tests with it.
-test-all: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release $(EXTRA)-torchrl  ## run all tests but those of make faults; before a release; some 25 minutes
+test-all: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release $(EXTRA)-torchrl  ## run all tests but those of make faults; before a release; some 17 minutes
 	$(COMPILE)
 	$(BIN)/python -m pytest -q $(PARALLEL_ALL) -m "not faults" --hypothesis-profile thorough
 
