@@ -357,7 +357,8 @@ def test_rows_of_half_precision_are_put_saved_and_loaded(jobs: Any, tmp_path: Pa
                 store.row_sparse_pull("t", out, row_ids=[8])
         directory = tmp_path / f"{store.type}-{dtype}"
         states = tmp_path / f"{store.type}.states"
-        store.save_table("t", directory)
+        if not store.rank:  # the other worker's copy might be of before the rows were put
+            store.save_table("t", directory)
         store.save_optimizer_states(states)
         store.push("t", kv.RowSparse([3, 8], torch.ones(2, WIDTH, dtype=dtype)))
         after = store.row_sparse_pull("t", row_ids=[3, -5, 8, 9])
