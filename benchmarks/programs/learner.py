@@ -1,7 +1,7 @@
 """A worker that trains a small transformer on characters, and may be killed: how many samples have counted, and when.
 
-A step takes a given time, most of which is a sleep: as if each worker had an accelerator of its own, which processes
-that start on the same cores do not slow down.
+Each step sleeps for most of its time. So processes that start on the same cores hardly slow it down, as if each worker
+had an accelerator of its own.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def main() -> None:
     store.barrier()
 
 
-Train = Callable[[int], None]
+OfNumber = Callable[[int], None]
 
 
-def sync(args: argparse.Namespace, store: kv.KVStore, model: Transformer, gradients: Train, note: Train) -> None:
+def sync(args: argparse.Namespace, store: kv.KVStore, model: Transformer, gradients: OfNumber, note: OfNumber) -> None:
     """Make as many rounds as the time has steps; note each when it is over."""
     trainer = Trainer(model.named_parameters(), "adamw", {"learning_rate": 2e-3}, store)
     trainer.come_back()
@@ -84,7 +84,9 @@ def sync(args: argparse.Namespace, store: kv.KVStore, model: Transformer, gradie
         note(BATCH)
 
 
-def diloco(args: argparse.Namespace, store: kv.KVStore, model: Transformer, gradients: Train, note: Train) -> None:
+def diloco(
+    args: argparse.Namespace, store: kv.KVStore, model: Transformer, gradients: OfNumber, note: OfNumber
+) -> None:
     """Train until the time is over, which begins with the first worker; note what has been sent."""
     inner = torch.optim.AdamW(model.parameters(), lr=2e-3)
     outer = DiLoCo(model, inner, store, INNER_STEPS, weight="samples")

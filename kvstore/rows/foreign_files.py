@@ -1,6 +1,6 @@
-"""Rows in files of other programs: tables as Parquet files and back, and vectors by name, some thousands at a time.
+"""Rows in files of other programs. Tables become Parquet files, and come from them; vectors by name are read alone.
 
-Parquet files need pyarrow.
+Only Parquet files need pyarrow.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -288,28 +289,25 @@ def test_late_ones_that_are_forgotten_are_caught(closed: Closed, monkeypatch: py
 # ---- learners that die, and are started again
 
 
-class Lived(NamedTuple):
-    """What became of learners, and how many of them were let in."""
-
-    outcome: Outcome
-    back: int
-
-
-def live(rule: Rule, kills: Sequence[tuple[int, float]], periods: int = 12, **options: Any) -> Lived:
-    """Run three learners, of which the last takes twice as long if there is a quorum; ``kills`` says who dies when."""
+def returning(workers: int, kills: Sequence[tuple[int, float]], **options: Any) -> SimulatedJob:
+    """A job that starts workers again; ``kills`` says which ranks die, and when."""
     job = SimulatedJob(
-        *(0, CALM, 3, 2),
-        rule=rule,
-        bigarray_bound=1000,
-        restarts=5,
-        returns=True,
-        reaped=True,
-        start_s=0.2,
-        min_workers=1,
+        *(0, CALM, workers, 2), restarts=5, returns=True, reaped=True, start_s=0.2, min_workers=1, **options
     )
-    entered: set[int] = set()
     for rank, at_s in kills:
-        job.world.after(at_s, lambda rank=rank: job.kill(f"worker {rank}"))  # type: ignore[misc]
+        job.world.after(at_s, partial(job.kill, f"worker {rank}"))
+    return job
+
+
+def rest(job: SimulatedJob, seconds: float) -> None:
+    assert job.world.current is not None
+    job.world.current.wait(seconds)
+
+
+def let_in(rule: Rule, kills: Sequence[tuple[int, float]], periods: int = 12, **options: Any) -> int:
+    """Run three learners, of which the last takes twice as long if there is a quorum; return how many came back."""
+    job = returning(3, kills, rule=rule, bigarray_bound=1000)
+    entered: set[int] = set()
 
     def program(store: DistStore) -> Any:
         params = {name: torch.nn.Parameter(torch.zeros(size)) for name, size in SIZES.items()}
@@ -323,8 +321,7 @@ def live(rule: Rule, kills: Sequence[tuple[int, float]], periods: int = 12, **op
                 assert torch.equal(out, param), "it has the weights of now"
         pace = 1.0 if store.rank == 2 and rule.quorum is not None else 0.5
         while outer.steps < 2 * periods:
-            assert job.world.current is not None
-            job.world.current.wait(pace)
+            rest(job, pace)
             for param in params.values():
                 param.grad = torch.full_like(param, store.rank + 1)
             outer.step(samples=store.rank + 1)
@@ -334,7 +331,7 @@ def live(rule: Rule, kills: Sequence[tuple[int, float]], periods: int = 12, **op
     outcome = job.run(program)
     require_even(outcome)
     assert {steps for _, steps in outcome.results} == {2 * periods}
-    return Lived(outcome, len(entered))
+    return len(entered)
 
 
 @pytest.mark.parametrize("rule", [Rule(), Rule(**KEEP, grace=0.2)], ids=["all", "quorum"])
@@ -343,22 +340,20 @@ def test_a_learner_that_died_comes_back(rule: Rule, streaming: dict[str, Any], c
     """Between two pushes, while a fragment travels, and twice; each outer gradient counts once at most."""
     for kills in ([(1, 2.3)], [(2, 2.501)], [(0, 3.002), (1, 3.4)], [(1, 1.7), (1, 4.2)]):
         closed.clear()
-        assert live(rule, kills, **streaming).back
+        assert let_in(rule, kills, **streaming)
         counts = Counter((number, each.rank, each.clock) for (number, _), found in closed.items() for each in found)
         assert set(counts.values()) == {1}, kills
 
 
 def test_a_learner_that_comes_back_must_train_what_the_others_train() -> None:
-    job = SimulatedJob(*(0, CALM, 2, 1), restarts=1, returns=True, reaped=True, start_s=0.2, min_workers=1)
-    job.world.after(2.3, lambda: job.kill("worker 1"))
+    job = returning(2, [(1, 2.3)])
 
     def program(store: DistStore) -> Any:
         params = {name: torch.nn.Parameter(torch.zeros(4)) for name in ("a.w", "b.w")}
         params["b.w"].requires_grad_(job.starts[f"worker {store.rank}"] == 1)
         outer = DiLoCo(params, torch.optim.SGD(params.values(), lr=1.0), store, 2)
         while outer.steps < 20:
-            assert job.world.current is not None
-            job.world.current.wait(0.5)
+            rest(job, 0.5)
             params["a.w"].grad = torch.ones(4)
             outer.step()
         outer.finish()
@@ -371,8 +366,7 @@ def test_a_learner_that_comes_back_must_train_what_the_others_train() -> None:
 
 
 def test_fit_goes_on_at_the_epoch_and_batch_of_the_others() -> None:
-    job = SimulatedJob(*(0, CALM, 3, 2), restarts=1, returns=True, reaped=True, start_s=0.2, min_workers=1)
-    job.world.after(3.7, lambda: job.kill("worker 1"))
+    job = returning(3, [(1, 3.7)])
     seen: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
     def program(store: DistStore) -> Any:
@@ -380,9 +374,8 @@ def test_fit_goes_on_at_the_epoch_and_batch_of_the_others() -> None:
         model = torch.nn.Linear(3, 2)
         own = seen.setdefault((store.rank, job.starts[f"worker {store.rank}"]), [])
 
-        def rest(param: Any) -> None:
-            assert job.world.current is not None
-            job.world.current.wait(0.5)
+        def note(param: Any) -> None:
+            rest(job, 0.5)
             own.append((param.epoch, param.nbatch))
 
         data = [(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))] * 6
@@ -394,7 +387,7 @@ def test_fit_goes_on_at_the_epoch_and_batch_of_the_others() -> None:
                 kvstore=store,
                 reducer=reducer,
                 optimizer_params={"learning_rate": 0.1},
-                batch_end_callback=rest,
+                batch_end_callback=note,
                 diloco=options,
                 split=False,
             )

@@ -164,8 +164,8 @@ class GlobalWeights:
         if set(names) != set(self.trained(self._params)):
             differ = ", ".join(sorted(set(names).symmetric_difference(self.trained(self._params))))
             raise UsageError(
-                f"DiLoCo cannot go on where the others are, which have changed requires_grad of {differ[:MOST_NAMED]}: "
-                "change it before DiLoCo is made"
+                f"the other workers have changed requires_grad of {differ[:MOST_NAMED]}: change it here, too, before "
+                "DiLoCo is made"
             )
 
 
@@ -387,7 +387,7 @@ class DiLoCo(Stepper):
     def come_back(self) -> bool:
         """Let this worker into a job that has gone on without it, if it was started again; return whether it was.
 
-        ``step`` calls it. Call it before the first batch, so that the batch is read for the step that comes:
+        ``step`` calls it. A program that calls it before its first batch reads that batch for the right step:
 
             diloco = DiLoCo(model, optimizer, "dist_sync")
             diloco.come_back()
@@ -442,7 +442,8 @@ class DiLoCo(Stepper):
             self._in_flight[number] = self._send([number])
             self._rounds += 1
         for number in self._schedule.arriving(self._position):
-            if number in self._in_flight:  # else it left before this worker came back, which has its new values
+            # A worker that came back pulled the new values of fragments that had left before.
+            if number in self._in_flight:
                 self._take(number)
         for ticket in self._in_flight.values():
             if ticket is not None:

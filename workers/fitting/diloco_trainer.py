@@ -41,18 +41,10 @@ class DiLoCoTrainer:
         )
         # ``fit`` averages buffers itself.
         self._outer = DiLoCo(model, self._inner.optimizer, store, buffers=False, **options)
+        self._outer.marks_steps = False  # ``fit`` counts a step after it, and says then that it is over
         if store.min_workers:
             self._inner.attach_rates(store, "rates of fit")
         self.store = store
-
-    @property
-    def marks_steps(self) -> bool:
-        """Whether the end of ``step`` is a boundary; see ``KVStore.boundary``."""
-        return self._outer.marks_steps
-
-    @marks_steps.setter
-    def marks_steps(self, marks: bool) -> None:
-        self._outer.marks_steps = marks
 
     def come_back(self) -> bool:
         return self._outer.come_back()

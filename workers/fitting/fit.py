@@ -176,13 +176,12 @@ class TrainingRun:
         if resume:
             self.batches, self.samples = resume.batch, self._archive.load(resume, self.metric)
             self.evaluated = self._archive.evaluated
-        if self.store is not None:
+        if self.store is not None and isinstance(self.trainer, Trainer):
+            self._in_job = JobCheckpoints(self, self.store, self._archive, self._position)
+            self._in_job.attach(resume)
             self.trainer.marks_steps = False  # a step is over when it has been counted here
-            if isinstance(self.trainer, Trainer):
-                self._in_job = JobCheckpoints(self, self.store, self._archive, self._position)
-                self._in_job.attach(resume)
-            elif self.store.min_workers and self.store.attach("fit", _Place(self), shared=True):
-                self.batches = 0  # the job was resumed, and nobody's position in the data was saved
+        elif self.store is not None and self.store.min_workers and self.store.attach("fit", _Place(self), shared=True):
+            self.batches = 0  # the job was resumed, and no worker's position in the data was saved
         self._archive.begin(self.reducer, self.store, self._in_step(), epoch=epoch, batch=self.batches)
         self._callbacks.tell("begin", self)
         if not self.evaluated and not self.batches:

@@ -260,10 +260,10 @@ class Trainer:
         return True
 
     def attach_rates(self, store: KVStore, name: str) -> None:
-        """Have a worker that comes back take over the learning rate and its schedule, in a ``store`` of another's.
+        """Let workers that come back through ``store`` take over the learning rate and its schedule.
 
         Args:
-            store: through which the worker is let in; it need not be the trainer's.
+            store: lets workers in; it need not be the trainer's.
             name: see ``KVStore.attach``.
         """
         store.attach(name, self._rates, shared=True)

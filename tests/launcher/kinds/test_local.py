@@ -431,7 +431,7 @@ def test_breakpoint_in_the_worker_that_has_the_terminal(start: Start, tmp_path: 
         user.waits("went on")
 
         def ended() -> bool:
-            os.write(ours, b"\x03")  # two that come at once are one signal, if launch.py has not seen the first
+            os.write(ours, b"\x03")  # Linux merges two into one signal if launch.py has not handled the first
             return launched.process.poll() is not None
 
         until(ended, "the end of the job", step=0.5)
