@@ -157,6 +157,11 @@ class FetchedRows:
             if stripe.number != self.number
         ]
 
+    def last(self) -> Stripe:
+        """Return what is fetched from the server that is to make the next version last, as far as is known."""
+        # Not from any server: one that has the version which the others are about to make has no newer one to tell of.
+        return min(self.stripes, key=lambda stripe: stripe.newest)
+
     def fields(self, ask: RowsAsk) -> dict[str, Any]:
         stripe, want, skip, _ = ask
         held = stripe.held[:1] if len(set(stripe.held)) == 1 else stripe.held
@@ -173,10 +178,10 @@ class FetchedRows:
         stripe = ask.stripe
         if ask.course != self._course:  # it has changes of what has been forgotten since, for another server's sake
             return True
-        if reply.lineage != self.lineage:
+        if reply.lineage not in (UNKNOWN, self.lineage):  # unknown: the server has no version yet
             self.lineage, self.number = reply.lineage, 0
             for each in self.stripes:
-                each.number = each.skip_of = 0
+                each.number = each.skip_of = each.newest = 0
         stripe.newest, stripe.there = reply.newest, reply.number > 0
         if reply.number > self.number:
             self.number, self.label = reply.number, reply.label
@@ -367,12 +372,13 @@ class FollowedTable(ReadableRows):
         return True
 
     def _wait(self, deadline: float) -> None:
-        """Return when the first server has another version, of whatever."""
+        """Return when the server that is behind has another version, of whatever."""
         fetched = self._fetched
         if fetched is None:
             return
-        fields = {"ids": [], "lineage": fetched.lineage, "held": [fetched.stripes[0].newest], "want": 0, "newer": True}
-        question: Ask = (fetched.stripes[0].server, wire.ReadVersion, {"store": self._store, **fields}, _ignore)
+        last = fetched.last()
+        fields = {"ids": [], "lineage": fetched.lineage, "held": [last.newest], "want": 0, "newer": True}
+        question: Ask = (last.server, wire.ReadVersion, {"store": self._store, **fields}, _ignore)
         self._source.ask("wait_newer", [self.key], [question], deadline)
 
 

@@ -7,7 +7,7 @@ all rows as they were when its version was published, on all servers.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from pairs import Pair, Records, copied
 
 from kvstore import wire
 from kvstore.errors import KeyNotInitialized, UsageError, WireError
-from kvstore.reading.followed_table import FetchedRows, RowsAsk, RowsById
+from kvstore.reading.followed_table import FetchedRows, RowsAsk, RowsById, Stripe
 from kvstore.reading.held import ReadSegment
 from kvstore.rows import admission
 from kvstore.rows.ids import stripes_of
@@ -86,27 +86,45 @@ class Job:
         self.servers = [Server(rank, servers) for rank in range(servers)]
         self.clock = self.number = 0
         self.published: dict[tuple[int, int], Rows] = {}
+        self._late: list[Server] = []  # which have not heard yet of the version
+
+    def has_other_than(self, lineage: int, number: int, server: int) -> bool:
+        publishing = self.servers[server].shard.stores[0].publishing
+        return bool(publishing.whole) and (publishing.lineage, publishing.newest) != (lineage, number)
 
     def push(self, ids: list[int], value: float) -> None:
+        self.reach_all()
         self.clock += 1
         for server in self.servers:
             rows = {n: {each: [value, each] for each in server.own(n, sorted(ids))} for n in TABLES}
             server.tell(push_rows(server.workers[0], rows, self.clock, wide=True, in_float32=True))
 
     def put(self, ids: list[int]) -> None:
+        self.reach_all()
         for server in self.servers:
             rows = {each: [-1.0, each] for each in server.own(4, ids)}
             server.tell(put_rows(server.workers[0], 4, rows, GROWING.dtype))
 
     def evict(self) -> None:
+        self.reach_all()
         for server in self.servers:
             server.tell(evict(server.workers[0], 4, self.clock))
 
-    def publish(self) -> None:
+    def publish(self, late: int = 0) -> None:
+        """Publish a version. The last ``late`` servers hear of it later: see ``reach_all``."""
+        self.reach_all()
         self.number += 1
         for number in TABLES:
             self.published[self.number, number] = {}
-        for server in self.servers:
+        self._late = self.servers[len(self.servers) - late :]
+        self._reach([each for each in self.servers if each not in self._late])
+
+    def reach_all(self) -> None:
+        self._reach(self._late)
+        self._late = []
+
+    def _reach(self, servers: Sequence[Server]) -> None:
+        for server in servers:
             fields = {"lineage": 5, "number": self.number, "label": f"v{self.number}", "rounded": None}
             clocks = [self.clock] * len(TABLES)
             server.tell(wire.Publish(server.workers[0].me(), 0, **fields, ids=list(TABLES), clocks=clocks))
@@ -125,9 +143,16 @@ class Follower:
         self._asked: list[tuple[RowsAsk, wire.ReadTable]] = []
         self._anew = True
         self._under_way: tuple[RowsAsk, TableRead] | None = None
+        self.waits = 0  # for another version that have come to an end
+        self._waits_for: Stripe | None = None  # whose server is to have another version
 
     def go_on(self, nbytes: int = 1) -> None:
         """Ask, or have a piece of an answer made, and take the answer that is complete."""
+        if self._waits_for is not None:
+            if not self.job.has_other_than(self.fetched.lineage, self._waits_for.newest, self._waits_for.server):
+                return
+            self.waits += 1
+            self._waits_for = None
         if self._under_way is None:
             if not self._asked:
                 for ask in self.fetched.asks(self._anew):
@@ -147,12 +172,16 @@ class Follower:
         self._under_way = None
         self.nbytes += sum(map(len, reply.buffers))
         brought = self.fetched.take(ask, sent(reply))
-        if not brought and not self._asked:
+        if self._asked:
+            return
+        if not brought:
             self._anew = True
+        if not all(stripe.there for stripe in self.fetched.stripes):
+            self._waits_for = self.fetched.last()
 
     def drop(self) -> None:
         """Lose what is under way."""
-        self._under_way, self._asked, self._anew = None, [], True
+        self._under_way, self._asked, self._anew, self._waits_for = None, [], True, None
 
     def _have(self) -> None:
         self._anew = True
@@ -196,17 +225,19 @@ def test_a_follower_has_all_rows_of_one_version(seed: int, servers: int) -> None
         if kind == "push":
             job.push(rng.sample(range(40), rng.randrange(9)), step)
         elif kind == "publish":
-            job.publish()
+            job.publish(late=rng.randrange(servers))
         elif kind == "evict":
             job.evict()
         elif kind == "put" and rng.random() < 0.3:
             job.put(rng.sample(range(40), 3))
         elif kind == "replace":
+            job.reach_all()
             rng.choice(job.servers).replace()
         elif kind == "drop":
             rng.choice(followers).drop()
         else:
             followers[rng.choice([0, 0, 0, 1, 2, 2, 2, 3])].go_on()
+    job.reach_all()
     for _ in range(2):  # the last version is not there for those that ask for the first time, or of a new server
         job.push([1, 2], -2)
         for follower in followers:
@@ -230,6 +261,19 @@ def test_rows_that_have_not_changed_since_the_version_need_no_other_version() ->
     ((job, follower),) = settled()
     assert follower.all() == {each: [1, each] for each in range(40)}
     assert job.number == 1
+
+
+def test_who_waits_for_a_version_waits_for_the_server_that_makes_it_last() -> None:
+    job = Job(2)
+    job.push(list(range(40)), 1)
+    job.publish(late=1)
+    follower = Follower(job, 5)
+    for _ in range(99):
+        follower.go_on()
+    assert (follower.version, follower.waits) == (0, 0)
+    job.reach_all()
+    follower.catch_up()
+    assert follower.waits == 1
 
 
 def test_one_answer_has_what_many_versions_have_changed() -> None:
