@@ -252,6 +252,7 @@ def test_an_error_nobody_waited_for_fails_the_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.release
+@pytest.mark.usefixtures("none_ignored")
 def test_a_worker_that_is_interrupted_while_it_leaves_has_not_left_in_order(tmp_path: Path) -> None:
     """Its last pushes may not have arrived: others hear of it at once, and its exit code says so."""
     script = """
