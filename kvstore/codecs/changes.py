@@ -33,12 +33,13 @@ _HEAD = 8
 _WORDS = 1 << 12  # of a row of ``checksum``
 
 
-def encode_changes(positions: Array | None, values: Array) -> list[Buffer]:
+def encode_changes(positions: Array | None, values: Array, chosen: Array | None = None) -> list[Buffer]:
     """Return the elements of ``values`` at ``positions``, in as few bytes as possible.
 
     Args:
         positions: int64, rising; None for all elements.
         values: all elements, 1-d, as unsigned integers of their bits.
+        chosen: those at ``positions``, if they are known.
 
     Returns:
         A head and values; nothing if there are no positions. If all values are there, they are ``values`` themselves.
@@ -46,19 +47,17 @@ def encode_changes(positions: Array | None, values: Array) -> list[Buffer]:
     size, itemsize = len(values), values.itemsize
     if not (size if positions is None else len(positions)):
         return []
-    form, where, chosen = _WHOLE, np.empty(0, np.uint8), None
+    form, where, sent = _WHOLE, np.empty(0, np.uint8), values  # a copy would double the cost of the first version
     if positions is not None and may_be_shorter(len(positions), size, itemsize):
         form, where = _encoded(positions, size)
         if padded(where.nbytes, 8) + len(positions) * itemsize < size * itemsize:
-            chosen = values.take(positions)
+            sent = values.take(positions) if chosen is None else chosen
         else:
             form, where = _WHOLE, where[:0]
-    if chosen is None:
-        chosen = values  # a copy would double the cost of the first version that a reader gets
     head = np.zeros(_HEAD + padded(where.nbytes, 8), np.uint8)
-    head[:_HEAD].view(np.uint64)[0] = len(chosen) << 8 | form
+    head[:_HEAD].view(np.uint64)[0] = len(sent) << 8 | form
     head[_HEAD : _HEAD + where.nbytes] = where.view(np.uint8)
-    return [head.data, chosen.data.cast("B")]
+    return [head.data, sent.data.cast("B")]
 
 
 def may_be_shorter(count: int, size: int, itemsize: int) -> bool:
@@ -111,8 +110,15 @@ def decode_changes(buffers: Sequence[Buffer], dtype: np.dtype[Any], size: int) -
     return positions, values
 
 
-def apply_changes(buffers: Sequence[Buffer], out: Array) -> tuple[Array | None, Array]:
-    """Write the values of changes to ``out``, 1-d, of the bits of the elements; return what ``decode_changes`` does.
+def apply_changes(buffers: Sequence[Buffer], out: Array, before: int | None = None) -> tuple[Array | None, Array, int]:
+    """Write the values of changes to ``out``, 1-d, of the bits of the elements.
+
+    Args:
+        buffers: see ``decode_changes``.
+        before: the ``checksum`` of ``out``, if it is known. Then not all of it is read where few elements change.
+
+    Returns:
+        What ``decode_changes`` does, and the checksum of ``out`` as it is now.
 
     Raises:
         WireError: the bytes are not changes of such an array; nothing is written then.
@@ -120,9 +126,13 @@ def apply_changes(buffers: Sequence[Buffer], out: Array) -> tuple[Array | None, 
     positions, values = decode_changes(buffers, out.dtype, len(out))
     if positions is None:
         out[:] = values
+    elif before is not None:
+        total = (before + checksum_change(positions, out[positions], values)) % 2**64
+        out[positions] = values
+        return positions, values, total
     else:
         out[positions] = values
-    return positions, values
+    return positions, values, checksum(out)
 
 
 def _encoded(positions: Array, size: int) -> tuple[int, Array]:
@@ -215,7 +225,8 @@ def checksum(values: Array) -> int:
     number. For word j of row i, of 4096 words each, that is ``odd(j) * odd(2^32 + i)``, where ``odd`` is the output of
     splitmix64 with the lowest bit set.
 
-    One wrong element is always found. It costs a third of zlib's crc32: as much as reading the memory.
+    One wrong element is always found. It costs a third of zlib's crc32: as much as reading the memory. Where few
+    elements have changed, see ``checksum_change``.
     """
     data = np.frombuffer(values, np.uint8) if values.size else np.empty(0, np.uint8)
     whole = len(data) // 8 // _WORDS * _WORDS * 8
@@ -229,6 +240,30 @@ def checksum(values: Array) -> int:
         sums = np.einsum("ij,j->i", rows, _odd(0, _WORDS))
         total += int(np.dot(sums, _odd((1 << 32) + start // 8 // _WORDS, len(sums))))
     return total % 2**64
+
+
+def checksum_change(positions: Array, before: Array, after: Array) -> int:
+    """Return by how much the ``checksum`` of an array grows, modulo 2^64, when some of its elements change.
+
+    Args:
+        positions: of these elements, int64 or uint32.
+        before: what they were, as unsigned integers of their bits.
+        after: what they become.
+    """
+    weights = _weights(after.itemsize)
+    width = len(weights).bit_length() - 1
+    rows = positions >> width
+    factors = weights.take(positions & (len(weights) - 1))
+    factors *= _odd(1 << 32, int(rows.max(initial=0)) + 1).take(rows)
+    return int(np.dot(after.astype(np.uint64) - before, factors))
+
+
+@functools.lru_cache(maxsize=4)
+def _weights(itemsize: int) -> Array:
+    """Return the factors of the elements of a row of ``checksum``: its words', shifted to where an element is in it."""
+    shifts = np.arange(0, 64, 8 * itemsize, dtype=np.uint64)
+    factors: Array = (_odd(0, _WORDS)[:, None] << shifts).reshape(-1)
+    return factors
 
 
 @functools.lru_cache(maxsize=4)

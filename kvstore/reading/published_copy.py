@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from kvstore import wire
-from kvstore.codecs.changes import Array, apply_changes, checksum
+from kvstore.codecs.changes import Array, apply_changes
 from kvstore.errors import WireError
 from kvstore.reading.held import ReadSegment
 from kvstore.spec import Key, shorten
@@ -56,6 +56,7 @@ class CopyMemory:
         flats: the values of each array.
         held: of each piece of each array, the version that it is of; 0 for none.
         changed: of each piece, the version with which its last change was fetched.
+        sums: of each piece, the checksum of what it is.
         head: numbers, and the label behind them: of the version of which all pieces are to be.
     """
 
@@ -64,6 +65,7 @@ class CopyMemory:
         self.head: Array = np.zeros(HEAD + LABEL // 8, np.int64)
         self.held: dict[Key, Array] = {key: np.zeros(count, np.int64) for key, count in counts.items()}
         self.changed: dict[Key, Array] = {key: np.zeros(count, np.int64) for key, count in counts.items()}
+        self.sums: dict[Key, Array] = {key: np.zeros(count, np.uint64) for key, count in counts.items()}
         self.flats = {
             key: torch.empty(each.size, dtype=as_dtype(each.dtype), device="cpu") for key, each in arrays.items()
         }
@@ -108,12 +110,13 @@ class PublishedArray:
     """A published array as far as it has been fetched, and what of it the program's array lacks.
 
     Attributes:
-        flat, held, changed: see ``CopyMemory``.
+        flat, held, changed, sums: see ``CopyMemory``.
     """
 
     def __init__(self, key: Key, published: Published, memory: CopyMemory) -> None:
         self.key, self.dtype, self.ranges = key, published.dtype, published.ranges
-        self.flat, self.held, self.changed = memory.flats[key], memory.held[key], memory.changed[key]
+        self.flat, self.sums = memory.flats[key], memory.sums[key]
+        self.held, self.changed = memory.held[key], memory.changed[key]
         self._written = np.full(len(self.ranges), -1, np.int64)  # ``changed``, when the program's array was written
         # Of each piece, positions and values of what has changed since; None for the whole piece. ``_reached`` is the
         # version of the last of them. What another process has fetched since then is not among them.
@@ -132,9 +135,10 @@ class PublishedArray:
         before, self.held[place] = self.held[place], 0  # while it is written
         if buffers:
             piece = _bits(self.flat[start:stop])
-            positions, values = apply_changes(buffers, piece)
-            if checksum(piece) != told:
+            positions, values, total = apply_changes(buffers, piece, int(self.sums[place]) if before else None)
+            if total != told:
                 raise WireError(f"elements {start} to {stop} of key {self.key!r} are not those of version {number}")
+            self.sums[place] = total
             self._note(place, positions, values)
             self.changed[place] = self._reached[place] = number
         elif not before:

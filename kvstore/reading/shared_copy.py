@@ -54,10 +54,11 @@ class SharedCopy(CopyMemory):
         disown_in_children(self)
         starts, _ = _layout(arrays)
         self.head = _view(memory, 0, np.int64, HEAD + LABEL // 8)
-        self.held, self.changed, self.flats = {}, {}, {}
-        for (key, each), (held, changed, flat) in zip(arrays.items(), starts, strict=True):
+        self.held, self.changed, self.sums, self.flats = {}, {}, {}, {}
+        for (key, each), (held, changed, sums, flat) in zip(arrays.items(), starts, strict=True):
             self.held[key] = _view(memory, held, np.int64, len(each.ranges))
             self.changed[key] = _view(memory, changed, np.int64, len(each.ranges))
+            self.sums[key] = _view(memory, sums, np.uint64, len(each.ranges))
             values = _view(memory, flat, np.uint8, each.size * ITEMSIZE[each.dtype])
             self.flats[key] = torch.from_numpy(values).view(as_dtype(each.dtype))
 
@@ -183,13 +184,11 @@ def _view(memory: mmap.mmap, start: int, dtype: Any, count: int) -> Array:
     return np.frombuffer(memory, dtype, count, start)
 
 
-def _layout(arrays: Mapping[Key, Published]) -> tuple[list[tuple[int, int, int]], int]:
-    """Return where ``held``, ``changed`` and the values of each array begin, and the length of the file."""
+def _layout(arrays: Mapping[Key, Published]) -> tuple[list[tuple[int, int, int, int]], int]:
+    """Return where ``held``, ``changed``, ``sums`` and the values of each array begin, and the length of the file."""
     sizes = [
-        nbytes
-        for each in arrays.values()
-        for nbytes in (8 * len(each.ranges), 8 * len(each.ranges), each.size * ITEMSIZE[each.dtype])
+        nbytes for each in arrays.values() for nbytes in (*[8 * len(each.ranges)] * 3, each.size * ITEMSIZE[each.dtype])
     ]
     *starts, end = accumulate((padded(nbytes, 64) for nbytes in sizes), initial=8 * HEAD + LABEL)
     columns = iter(starts)
-    return list(zip(columns, columns, columns, strict=False)), end
+    return list(zip(*[columns] * 4, strict=False)), end

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from kvstore import wire
-from kvstore.codecs.changes import checksum, encode_changes, may_be_shorter
+from kvstore.codecs.changes import checksum, checksum_change, encode_changes, may_be_shorter
 from kvstore.errors import KeyNotInitialized, UsageError, WireError
 from kvstore.lineage import UNKNOWN
 from kvstore.spec import ITEMSIZE, Key
@@ -66,12 +66,16 @@ def _scratch(dtype: torch.dtype) -> torch.Tensor:
 
 
 class _Replaced(NamedTuple):
-    """What was replaced in a block since ``previous``: old bits and marks, at ``positions`` of the block, or all."""
+    """What was replaced in a block since ``previous``: old bits and marks, at ``positions`` of the block, or all.
+
+    ``by`` is what replaced it first, if there are positions: a later version may have replaced that.
+    """
 
     start: int
     positions: Array | None
     bits: Array
     marks: Array
+    by: Array
 
 
 class PublishedValues:
@@ -106,7 +110,7 @@ class PublishedValues:
     @property
     def nbytes(self) -> int:
         """The memory of the published copy, of the marks, and of what has been replaced since ``previous``."""
-        replaced = sum(each.bits.nbytes + each.marks.nbytes for each in self._replaced)
+        replaced = sum(each.bits.nbytes + each.marks.nbytes + each.by.nbytes for each in self._replaced)
         positions = sum(each.positions.nbytes for each in self._replaced if each.positions is not None)
         return self._bits.nbytes + self._marks.nbytes + replaced + positions
 
@@ -167,13 +171,13 @@ class PublishedValues:
         if at != self.newest and known < reached:
             marks = self._with([(each, each.marks) for each in self._replaced], marks)
         oldest = min(known, reached)
-        last = oldest == len(self._changes) - 2 == self._changes_by(self.previous or 0)
-        few = [(each.start, each.positions) for each in self._replaced if last and each.positions is not None]
-        if few and len(few) == len(self._replaced):  # the last change alone: without a pass over the marks
+        few = self._few_replaced() if oldest == len(self._changes) - 2 and self._replaced_once else None
+        if few is not None:  # the last change alone: without a pass over the marks
             answer = self._answers.get(at)
             if answer is None:  # else another reader has had it
-                where = np.concatenate([start + positions.astype(np.int64) for start, positions in few])
-                answer = self._answers[at] = encode_changes(where, bits)
+                positions, before, after = few
+                answer = encode_changes(positions, bits, after if at == self.newest else before)
+                self._answers[at] = answer
             return answer
         changed = marks > oldest
         if not may_be_shorter(int(np.count_nonzero(changed)), self.size, bits.itemsize):
@@ -185,8 +189,37 @@ class PublishedValues:
         if at not in (self.newest, self.previous):
             return None
         if at not in self._sums:
-            self._sums[at] = checksum(self._bits_at(at))
+            self._sums[at] = self._sum_by_the_other(at)
         return self._sums[at]
+
+    def _sum_by_the_other(self, at: int) -> int:
+        """Return the checksum of version ``at``: from that of the other one and what differs, if these are known."""
+        other = self._sums.get((self.newest if at == self.previous else self.previous) or 0)
+        few = None if other is None else self._few_replaced()
+        if other is None or few is None:
+            return checksum(self._bits_at(at))
+        grown = checksum_change(*few)
+        return (other + (grown if at == self.newest else -grown)) % 2**64
+
+    @property
+    def _replaced_once(self) -> bool:
+        """Whether one version alone has changed anything since ``previous``."""
+        return self._changes_by(self.previous or 0) == len(self._changes) - 2
+
+    def _few_replaced(self) -> tuple[Array, Array, Array] | None:
+        """Return where the newest version may differ from ``previous``, and the bits in both; None if that is much."""
+        few = [
+            (each.start + each.positions.astype(np.int64), each.bits, each.by)
+            for each in self._replaced
+            if each.positions is not None
+        ]
+        if len(few) < len(self._replaced):
+            return None
+        if not few:
+            return np.empty(0, np.int64), self._bits[:0], self._bits[:0]
+        positions, before, after = (np.concatenate(parts) for parts in zip(*few, strict=True))
+        # What was kept lies together; what it has become does not.
+        return positions, before, after if self._replaced_once else self._bits.take(positions)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
         """Return tensors, which share this object's memory until the next version, and plain data.
@@ -267,7 +300,7 @@ class PublishedValues:
                 count = int(np.count_nonzero(np.not_equal(bits, new, out=differs)))
             if count:
                 if start not in self._whole_blocks:
-                    self._replaced.append(_Replaced(start, None, bits.copy(), marks.copy()))
+                    self._replaced.append(_Replaced(start, None, bits.copy(), marks.copy(), bits[:0]))
                     self._whole_blocks.add(start)
                 bits[:] = new
                 # This mark is the highest. Where each second element differs, copyto(where=) takes ten times as long.
@@ -283,7 +316,7 @@ class PublishedValues:
                 old = marks.take(positions)
                 first = slice(None) if since == mark - 1 else old <= max(0, since)
                 few = positions[first].astype(np.uint32)
-                self._replaced.append(_Replaced(start, few, bits.take(few), old[first]))
+                self._replaced.append(_Replaced(start, few, bits.take(few), old[first], chosen[first]))
             bits[positions] = chosen
             marks[positions] = mark
         return len(positions)

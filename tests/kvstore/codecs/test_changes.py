@@ -11,7 +11,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from kvstore.codecs.changes import apply_changes, checksum, decode_changes, decode_ids, encode_changes, encode_ids
+from kvstore.codecs.changes import (
+    apply_changes,
+    checksum,
+    checksum_change,
+    decode_changes,
+    decode_ids,
+    encode_changes,
+    encode_ids,
+)
 from kvstore.errors import WireError
 
 BITS = st.sampled_from(["u1", "u2", "u4", "u8"])
@@ -134,6 +142,18 @@ def test_a_checksum_finds_each_wrong_element_and_depends_on_no_alignment(values:
     place = data.draw(st.integers(0, len(values) - 1))
     wrong[place] ^= data.draw(st.integers(1, 255))
     assert checksum(wrong) != total
+
+
+@given(changed_arrays(), st.booleans())
+def test_a_checksum_is_known_from_what_has_changed_alone(given: tuple[Any, Any], short: bool) -> None:
+    positions, after = given
+    before = after.copy()
+    before[positions] = after[::-1][positions]
+    grown = checksum_change(positions.astype(np.uint32) if short else positions, before[positions], after[positions])
+    assert (checksum(before) + grown) % 2**64 == checksum(after)
+    out = before.copy()
+    assert apply_changes(encode_changes(positions, after), out, checksum(before))[2] == checksum(after)
+    assert apply_changes(encode_changes(positions, after), before)[2] == checksum(after)
 
 
 def test_a_checksum_is_the_documented_sum() -> None:

@@ -15,6 +15,7 @@ from waiting import LONG
 import kvstore as kv
 import workers
 from kvstore.client import DistStore
+from kvstore.codecs.changes import checksum, encode_changes
 from kvstore.errors import DeadlineExceeded, KeyNotInitialized, Mismatch, UsageError, WireError
 from kvstore.member.session import Session
 from kvstore.reading.held import ReadSegment
@@ -355,6 +356,31 @@ def test_an_answer_that_cannot_be_is_refused_and_the_piece_counts_as_not_there(o
         copy.take(ask, answer(**other))
     assert copy.memory.held["w"].tolist() == [0]
     assert list(copy.asks()) == [ask]
+
+
+def test_changes_that_do_not_make_what_was_published_are_refused_and_all_of_the_piece_is_fetched() -> None:
+    values = np.arange(64, dtype=np.uint32)
+    arrays = {"w": Published(64, "float32", [ReadSegment(7, 0, 0, 64)])}
+    copy = PublishedCopy(arrays, CopyMemory(arrays))
+
+    def take(number: int, positions: Any, told: int) -> bool:
+        copy.note(1 << 60, number, "")
+        (ask,) = copy.asks()
+        parts = [bytes(part) for part in encode_changes(positions, values)]
+        lengths = [len(part) for part in parts]
+        fields = {"counts": [len(parts)], "lengths": lengths, "buffers": parts, "sums": [told], "number": number}
+        return copy.take(ask, answer(**fields))
+
+    assert take(3, None, checksum(values))
+    values[5] += 1
+    assert take(4, np.array([5]), checksum(values))
+    assert copy.memory.held["w"].tolist() == [4]
+    values[[5, 9]] += 1
+    with pytest.raises(WireError, match="elements 0 to 64 of key 'w' are not those of version 5"):
+        take(5, np.array([5]), checksum(values))  # one of the changes is not there
+    assert copy.memory.held["w"].tolist() == [0]
+    assert take(5, None, checksum(values))
+    assert copy.arrays["w"].flat.view(torch.int32).tolist() == values.tolist()
 
 
 # ---- rows of tables

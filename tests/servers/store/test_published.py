@@ -164,7 +164,7 @@ def test_a_version_that_is_kept_while_others_come_takes_the_memory_of_its_change
         model.publish(values, version, keep=True)
         model.check_all()
         whole = 1 + (version == 8)
-        assert model.published.nbytes == 3 * (size + whole * BLOCK + 5000 + version - 1) + 4 * (5000 + version - 1)
+        assert model.published.nbytes == 3 * (size + whole * BLOCK + 5000 + version - 1) + 6 * (5000 + version - 1)
     assert model.previous == 1
     model.publish(values, 9)
     assert model.published.nbytes == (2 + 1) * size
