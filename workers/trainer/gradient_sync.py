@@ -37,7 +37,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_updating: weakref.WeakSet[KVStore] = weakref.WeakSet()  # stores that have a Trainer's optimizer
+# stores that have a Trainer's optimizer, and stores that sum for Trainers
+_updating: weakref.WeakSet[KVStore] = weakref.WeakSet()
+_summing: weakref.WeakSet[KVStore] = weakref.WeakSet()
 
 
 class SparseParameters:
@@ -295,6 +297,7 @@ class GradientSync:
             self._renew_overlap()
 
     def sum(self, left_out: Sequence[int]) -> None:
+        require_sums(self._store)  # at each step: nothing else would tell sums from what an optimizer made of them
         skipped = self._find(left_out)
         rows = self._sparse.push(left_out)
         if self._overlap is not None:
@@ -450,9 +453,25 @@ def decide(made: KVStore | None, wanted: bool | None, one_device: bool) -> tuple
     return made, Config.from_env().update_on_kvstore and made.is_capable("optimizer")
 
 
-def require_free(store: KVStore) -> None:
+def require_free(store: KVStore, *, updates: bool) -> None:
+    """Raise ``UsageError`` unless a further Trainer may have ``store``. Those for which it sums may share it."""
     if store in _updating:
         raise UsageError("this store already updates for another Trainer; make a second store with kvstore.create")
+    if not updates:
+        require_sums(store)
+    elif store in _summing:
+        raise UsageError("this store already sums for another Trainer; make a second store with kvstore.create")
+
+
+def require_sums(store: KVStore) -> None:
+    try:
+        _ = store.learning_rate
+    except UsageError:  # it has no optimizer
+        return
+    raise UsageError(
+        "this store updates with the optimizer of set_optimizer, and a Trainer with update_on_kvstore=False needs sums: "
+        "give each a store of its own"
+    )
 
 
 def take(store: KVStore, keys: Sequence[Any], weights: Any, *, updates: bool) -> None:
@@ -469,8 +488,7 @@ def take(store: KVStore, keys: Sequence[Any], weights: Any, *, updates: bool) ->
             f"this store has another model's values: {exc.args[0].partition(';')[0]}; make a second one with "
             "kvstore.create"
         ) from None
-    if updates:
-        _updating.add(store)
+    (_updating if updates else _summing).add(store)
 
 
 def give_first(store: KVStore, replicas: Sequence[Mapping[str, torch.Tensor]]) -> None:
