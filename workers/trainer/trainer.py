@@ -607,6 +607,7 @@ class Trainer:
             self._frozen.difference_update(new)
         else:
             self._sync.thaw(new)
+            self._sync.meet(new)
 
     def _not_trained(self, buffers: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
         """Return, for each device, the frozen parameters and these ``buffers``, by name."""
