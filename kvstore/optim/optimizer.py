@@ -213,8 +213,13 @@ class Optimizer:
         self.require_changes(changed)
         return changed
 
-    def require_changes(self, changes: Changes) -> None:
-        """Raise ``UsageError`` if updates cannot go on with ``changes`` and the states that there are."""
+    def require_changes(self, changes: Changes) -> dict[tuple[int, str], Any]:
+        """Return the optimizer's own values of what ``changes`` has other ones of.
+
+        Raises:
+            UsageError: updates cannot go on with ``changes`` and the states that there are.
+        """
+        own: dict[tuple[int, str], Any] = {}
         for (number, name), value in changes.items():
             if number > len(self.groups):
                 raise UsageError(f"there is no group {number}: set_optimizer had {len(self.groups)}")
@@ -225,7 +230,7 @@ class Optimizer:
                 raise UnknownName(
                     f"{self.name} has no hyper-parameter {name!r}; choose from {choices(valid)}{meant(name, valid)}"
                 )
-            before = valid[name]
+            before = own[number, name] = valid[name]
             fits = (
                 is_number(value) and is_number(before)
                 if not isinstance(before, list | tuple)
@@ -237,6 +242,7 @@ class Optimizer:
                 f"{name} cannot become {value!r} from {before!r} between updates: "
                 + ("give the optimizer one from the start" if fits else "only numbers can change; call set_optimizer")
             )
+        return own
 
     def _multiplier(self, number: int, name: str) -> float:
         """Return the factor ``name`` that all keys of a group have; raise ``UsageError`` if it is not one for all."""

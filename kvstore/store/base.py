@@ -492,6 +492,9 @@ class KVStore:
     ) -> None:
         """Use these from this worker's next push on; what is not given stays. See ``set_learning_rate``.
 
+        With ``dist_sync`` a worker that sets none takes over what others set for the round. One that sets some must
+        agree with them on all: what it has not set is as the optimizer has it.
+
         Args:
             learning_rate: the new rate; None leaves it as it is.
             rescale_grad: the new factor of gradients; None leaves it as it is. Without an optimizer it is that of the

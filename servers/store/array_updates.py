@@ -125,7 +125,7 @@ class Updates:
                 errors[bucket] = doubt
                 continue
             try:
-                hyper = agreed_by(contributions, bucket.segments.keys)
+                hyper = agreed_by(contributions, bucket.segments.keys, self._rule)
                 scale = 1.0
                 weights = [each.weight for each in contributions]
                 if weights.count(weights[0]) < len(weights) and bucket.dtype in FLOATS:

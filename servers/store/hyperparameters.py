@@ -9,6 +9,7 @@ from kvstore import wire
 from kvstore.errors import Mismatch, UsageError
 from kvstore.optim.hyperparameters import ALIKE
 from kvstore.optim.optimizer import Optimizer
+from kvstore.rule import Rule
 from kvstore.spec import Key, shorten
 from servers.names import workers
 
@@ -18,6 +19,7 @@ class UpdateHyperparameters(NamedTuple):
 
     Attributes:
         changes: others that differ from the optimizer's: ((group, name), value), in order. Group 0 is of all keys.
+        own: the optimizer's own values of what is in ``changes``, in the same way.
         alike: what the worker says that all workers of the round must say, too; None says nothing.
         pushed, back: the compression of the contribution and of the answer, on which a round's workers must agree, too:
             else their replicas get other values. None is not compared.
@@ -29,10 +31,16 @@ class UpdateHyperparameters(NamedTuple):
     pushed: str | None = None
     back: str | None = None
     alike: str | None = None
+    own: tuple[tuple[tuple[int, str], Any], ...] = ()
 
     @classmethod
     def of(cls, message: wire.ClosedRounds | wire.ClosedRowRounds | wire.OptimizerCalls) -> UpdateHyperparameters:
         return cls(message.lr, message.rescale, tuple(changed(message.changes).items()))
+
+    @property
+    def sets(self) -> bool:
+        """Whether the worker sets its hyper-parameters itself, and does not take over what others set."""
+        return self.lr is not None or bool(self.changes)
 
     def listed(self) -> list[list[Any]]:
         return [[*which, list(value) if isinstance(value, tuple) else value] for which, value in self.changes]
@@ -69,8 +77,10 @@ def asked(message: wire.Push | wire.PushRows, optimizer: Optimizer | None) -> Up
         return UpdateHyperparameters(message.lr, message.rescale, alike=alike)
     if optimizer is None:
         raise UsageError("hyper-parameters for a store without an optimizer; call set_optimizer first")
-    optimizer.require_changes(changes)
-    return UpdateHyperparameters(message.lr, message.rescale, tuple(sorted(changes.items())), alike=alike)
+    own = optimizer.require_changes(changes)
+    return UpdateHyperparameters(
+        message.lr, message.rescale, tuple(sorted(changes.items())), alike=alike, own=tuple(sorted(own.items()))
+    )
 
 
 class Contributed:
@@ -86,11 +96,17 @@ class Contributed:
         return workers(self.ranks)
 
 
-def agreed_by(items: Sequence[Contributed], keys: Iterable[Key]) -> UpdateHyperparameters:
-    """Return the hyper-parameters of the round of ``items``; see ``agreed``."""
+def agreed_by(items: Sequence[Contributed], keys: Iterable[Key], rule: Rule) -> UpdateHyperparameters:
+    """Return the hyper-parameters of the round of ``items``; see ``agreed``.
+
+    With a quorum they are those of the first worker that sets any. There a worker that has been late skips rounds, so
+    it is behind the others in its schedules.
+    """
     hypers = [item.hyper for item in items]
     if hypers.count(hypers[0]) == len(hypers):
         return hypers[0]  # with its compression, for updates of one wave are made together if they have one
+    if rule.quorum is not None:
+        return next((hyper for hyper in hypers if hyper.sets), hypers[0])
     return agreed({item.who: item.hyper for item in items}, dict.fromkeys(keys))
 
 
@@ -126,6 +142,8 @@ def strays(items: Sequence[Contributed], newcomers: Sequence[int], keys: Iterabl
 def agreed(given: Mapping[str, UpdateHyperparameters], keys: Mapping[Key, None]) -> UpdateHyperparameters:
     """Return the hyper-parameters of a round, on which all workers that give one must agree.
 
+    What a worker that ``sets`` them has not changed is as the optimizer has it.
+
     ``given``: by the workers that give them, as messages name them. ``keys``: of the round, for messages.
     """
 
@@ -144,12 +162,16 @@ def agreed(given: Mapping[str, UpdateHyperparameters], keys: Mapping[Key, None])
         )
     common("compression", {who: hyper.pushed for who, hyper in given.items()})
     common("compression of what comes back", {who: hyper.back for who, hyper in given.items()})
-    changes_by_who = {who: dict(hyper.changes) for who, hyper in given.items()}
+    changes_by_who = {who: dict(hyper.changes) for who, hyper in given.items() if hyper.sets}
+    own = {which: value for hyper in given.values() for which, value in hyper.own}
     return UpdateHyperparameters(
         common("learning rate", {who: hyper.lr for who, hyper in given.items()}),
         common("rescale_grad", {who: hyper.rescale for who, hyper in given.items()}),
         tuple(
-            (which, common(_words(*which), {who: changes.get(which) for who, changes in changes_by_who.items()}))
+            (
+                which,
+                common(_words(*which), {who: each.get(which, own.get(which)) for who, each in changes_by_who.items()}),
+            )
             for which in sorted({which for changes in changes_by_who.values() for which in changes})
         ),
     )

@@ -467,7 +467,7 @@ class ServedStore:
             if (self.grace is None or self.grace.over(target, self._times.now))
             and (contributions := target.rounds.complete()) is not None
         ]:
-            if self._newcomers:
+            if self._newcomers and self.rule.quorum is None:
                 wave = [(target, self._without_strays(target, contributions)) for target, contributions in wave]
             whole = [(target, contributions) for target, contributions in wave if isinstance(target, Bucket)]
             striped: list[tuple[RowTarget, list[Any]]] = []

@@ -17,6 +17,7 @@ import kvstore as kv
 import workers
 from kvstore.client import DistStore
 from kvstore.member.session import Session
+from kvstore.rule import Rule
 from workers import DiLoCo, DistOpt, DistributedOptimizer, PartialSync, PeriodicAveraging, Trainer
 
 SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
@@ -494,12 +495,16 @@ NAMED = r"0\.weight|of shape \[8, 6\]"  # DistOpt knows no names
 AT_ONCE = {"DistributedOptimizer", "DistOpt", "PeriodicAveraging", "PartialSync"}
 
 
-def trained_where_one_changes(job: ThreadedJob, way: str, trains: bool, change: Callable[[DistStore], bool]) -> Any:
+def trained_where_one_changes(
+    job: ThreadedJob, way: str, trains: bool, change: Callable[[DistStore], bool], rule: Rule | None = None
+) -> Any:
     """Return the error of each worker, or the weights; ``0.weight`` begins or ends to be trained where ``change``."""
 
     def work(session: Session) -> Any:
         session.client.mutual.only_these_act = lambda _: True
-        store = here.store = DistStore(session, "dist_sync")
+        store = here.store = DistStore(
+            session, "dist_sync" if rule is None else f"dist_{rule.mode}", rule or Rule("sync")
+        )
         here.session = session
         model = network()
         model[0].weight.requires_grad_(not trains)
@@ -515,6 +520,7 @@ def trained_where_one_changes(job: ThreadedJob, way: str, trains: bool, change: 
                     loss_of(model, step, store.rank).backward()
                     optimizer.step()
             getattr(optimizer, "finish", lambda: None)()
+            store.barrier()
         except kv.KVStoreError as exc:
             return exc
         return [param.tolist() for param in model.parameters()]
@@ -541,6 +547,22 @@ def test_a_parameter_that_one_worker_alone_freezes_or_unfreezes_is_named_on_all(
         assert "froz" in str(error) or "requires a gradient there" in str(error)
 
 
+@pytest.mark.filterwarnings("ignore:sgd has momentum 0.9 in a 'dist_async' store")
+@pytest.mark.parametrize("rule", [Rule("async"), Rule("sync", quorum=1)], ids=["async", "quorum"])
+def test_where_no_round_waits_for_all_who_unfreezes_a_parameter_alone_waits_for_the_others(
+    rule: Rule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.member.client.LOOK_S", 0.1)
+    with ThreadedJob(workers=2, servers=1) as job:
+        # Worker 0 gives the first value, so its own call ends whatever the others do.
+        found = trained_where_one_changes(job, "Trainer", True, lambda store: store.rank == 0, rule)
+        assert re.search(r"'0\.weight' requires a gradient there", str(found[0]))
+        assert {type(error) for error in found} == {kv.DeadlineExceeded}
+    with ThreadedJob(workers=2, servers=1) as job:
+        found = trained_where_one_changes(job, "Trainer", True, lambda _: True, rule)
+    assert [type(weights) for weights in found] == [list] * 2
+
+
 @pytest.mark.parametrize("trains", [False, True], ids=["frozen", "unfrozen"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_parameter_that_all_workers_freeze_or_unfreeze_is_no_difference(
@@ -554,10 +576,22 @@ def test_a_parameter_that_all_workers_freeze_or_unfreeze_is_no_difference(
         assert found[0] == found[1] != network()[0].weight.tolist()
 
 
-def test_rates_that_one_worker_alone_changes_are_named_where_workers_update() -> None:
+@pytest.mark.parametrize(
+    ("updates_there", "text"),
+    [
+        (True, "workers disagree on the weight_decay for the same round .*: 0.01 on worker 0, 0.02 on worker 1"),
+        # At the step after: the update with the changed one has been made.
+        (
+            False,
+            r"do not train alike, .*: nothing of the kind on worker 0; weight_decay 0.02 on worker 1\. All workers",
+        ),
+    ],
+    ids=["on the servers", "in the workers"],
+)
+def test_what_one_worker_alone_changes_is_named(updates_there: bool, text: str) -> None:
     def work(store: DistStore) -> None:
         model = network()
-        trainer = Trainer(model.named_parameters(), "sgd", SGD, kvstore=store, update_on_kvstore=False)
+        trainer = Trainer(model.named_parameters(), "sgd", SGD, kvstore=store, update_on_kvstore=updates_there)
 
         def steps(number: int) -> None:
             for step in range(number):
@@ -569,9 +603,8 @@ def test_rates_that_one_worker_alone_changes_are_named_where_workers_update() ->
         trainer.set_learning_rate(0.05)  # on all
         steps(2)
         trainer.optimizer.param_groups[0]["weight_decay"] *= 1 + store.rank
-        text = r"do not train alike, .*: nothing of the kind on worker 0; weight_decay 0.02 on worker 1\. All workers"
         with pytest.raises(kv.Mismatch, match=text):
-            steps(2)  # the update after the change has been made
+            steps(2)
 
     with ThreadedJob(workers=2, servers=1) as job:
         job.run(work)

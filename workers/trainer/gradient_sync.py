@@ -37,7 +37,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_updating: weakref.WeakSet[KVStore] = weakref.WeakSet()  # stores that have a Trainer's optimizer
+# stores that have a Trainer's optimizer, and stores that sum for Trainers
+_updating: weakref.WeakSet[KVStore] = weakref.WeakSet()
+_summing: weakref.WeakSet[KVStore] = weakref.WeakSet()
 
 
 class SparseParameters:
@@ -58,7 +60,7 @@ class SparseParameters:
     def find(self) -> list[int]:
         """Note the parameters whose gradients are sparse for the first time, make tables; return their positions."""
         found = [position for position, param in enumerate(self._params) if any(map(is_sparse, param.tensors))]
-        if not self._updates or self._in_rounds:
+        if not self._updates or self.in_rounds:
             return self.make(found)
         new = [position for position in found if position not in self.arrays]
         self.arrays += new
@@ -131,13 +133,13 @@ class SparseParameters:
         return ParameterRows(torch.arange(len(rows), dtype=torch.int64, device="cpu"), rows, shape, param.key)
 
     @property
-    def _in_rounds(self) -> bool:
+    def in_rounds(self) -> bool:
         """Whether each update has the pushes of all workers."""
         quorum = getattr(getattr(self._store, "rule", None), "quorum", None)
         return not updates_each_push(self._store.type) and quorum is None
 
     def _require_rounds(self, key: Key) -> None:
-        if not self._in_rounds:
+        if not self.in_rounds:
             raise UsageError(
                 f"the gradient of {key!r} is sparse, and in a {self._store.type!r} store, whose updates are not all "
                 "workers' together, their weights would not stay the same: use workers.Embedding, whose rows are the "
@@ -295,6 +297,7 @@ class GradientSync:
             self._renew_overlap()
 
     def sum(self, left_out: Sequence[int]) -> None:
+        require_sums(self._store)  # at each step: nothing else would tell sums from what an optimizer made of them
         skipped = self._find(left_out)
         rows = self._sparse.push(left_out)
         if self._overlap is not None:
@@ -310,6 +313,19 @@ class GradientSync:
         if self._take_up(positions):
             # Not at once: gradients of this step may be on their way by the present hooks.
             self._renew = True
+
+    def meet(self, positions: Sequence[int]) -> None:
+        """Wait until all workers train the parameters at ``positions``, which have been thawed here.
+
+        Only where rounds do without some workers, or there are none. Elsewhere a round of these waits for all.
+        """
+        # Others would never get what is learned: only who trains a parameter has its value from the store. A worker
+        # that has come back thaws later than the others did.
+        if self._sparse.in_rounds or self._store.num_workers == 1 or self._store.min_workers:
+            return
+        keys = [self._params[position].key for position in positions]
+        with self._store.companion() as beside, explained(thawed(keys)):
+            beside.barrier()
 
     def make_tables(self, positions: Sequence[int]) -> None:
         self._note(self._sparse.make(positions))
@@ -450,9 +466,25 @@ def decide(made: KVStore | None, wanted: bool | None, one_device: bool) -> tuple
     return made, Config.from_env().update_on_kvstore and made.is_capable("optimizer")
 
 
-def require_free(store: KVStore) -> None:
+def require_free(store: KVStore, *, updates: bool) -> None:
+    """Raise ``UsageError`` unless a further Trainer may have ``store``. Those for which it sums may share it."""
     if store in _updating:
         raise UsageError("this store already updates for another Trainer; make a second store with kvstore.create")
+    if not updates:
+        require_sums(store)
+    elif store in _summing:
+        raise UsageError("this store already sums for another Trainer; make a second store with kvstore.create")
+
+
+def require_sums(store: KVStore) -> None:
+    try:
+        _ = store.learning_rate
+    except UsageError:  # it has no optimizer
+        return
+    raise UsageError(
+        "this store updates with the optimizer of set_optimizer, and a Trainer with update_on_kvstore=False needs "
+        "sums: give each a store of its own"
+    )
 
 
 def take(store: KVStore, keys: Sequence[Any], weights: Any, *, updates: bool) -> None:
@@ -469,8 +501,7 @@ def take(store: KVStore, keys: Sequence[Any], weights: Any, *, updates: bool) ->
             f"this store has another model's values: {exc.args[0].partition(';')[0]}; make a second one with "
             "kvstore.create"
         ) from None
-    if updates:
-        _updating.add(store)
+    (_updating if updates else _summing).add(store)
 
 
 def give_first(store: KVStore, replicas: Sequence[Mapping[str, torch.Tensor]]) -> None:

@@ -169,12 +169,13 @@ class Trainer:
                 f"publish_every={publish_every} needs a dist store that updates (update_on_kvstore=True). What is "
                 "updated elsewhere is published by publish_state() of a store of its own"
             )
+        if self._store is not None:
+            require_free(self._store, updates=on_store)
         if self._store is None or not on_store:
             check_finite = check_finite and self._store is None
             self._where = self._local = LocalUpdates(self._params, described, check_finite, self._frozen)
         else:
             self._where = self._store
-            require_free(self._store)
             self._store.set_optimizer(optimizer, **options)
         # A schedule of MXNet's writes its own numbers, so no tensor of anybody's is kept beside it.
         rates = rates_given(optimizer, options) if schedule is None else ()
@@ -606,6 +607,7 @@ class Trainer:
             self._frozen.difference_update(new)
         else:
             self._sync.thaw(new)
+            self._sync.meet(new)
 
     def _not_trained(self, buffers: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
         """Return, for each device, the frozen parameters and these ``buffers``, by name."""

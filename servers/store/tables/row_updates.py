@@ -69,7 +69,7 @@ class RowUpdates:
                 errors[target] = doubt
                 continue
             try:
-                hyper = agreed_by(items, target.segments.keys)
+                hyper = agreed_by(items, target.segments.keys, self._rule)
             except Mismatch as exc:
                 errors[target] = exc
             else:
@@ -102,7 +102,7 @@ class RowUpdates:
     def close_group(self, group: TableGroup, items: Sequence[GroupContribution]) -> Exception | None:
         """Sum the contributions of a round and update; return the error. A round that fails is over, too."""
         try:
-            hyper = agreed_by(items, group.segments.keys[:1])
+            hyper = agreed_by(items, group.segments.keys[:1], self._rule)
         except Mismatch as exc:
             return exc
         return self.make_of_group(group, items, hyper, group.rounds.factor(sum(len(item.ranks) for item in items)))

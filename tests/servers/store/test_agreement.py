@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -156,6 +157,48 @@ def test_workers_that_disagree_on_the_learning_rate_all_learn_it():
     for worker in (a, b):
         replies = desk.ask(worker, worker.push({1: floats(1)}, 2, lr=0.5))
     assert set(map(type, replies.values())) == {wire.Ack}, "and the next one goes on"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        (
+            {"lr": 0.5, "changes": [[0, "weight_decay", 0.25]]},
+            {"lr": 0.5},
+            "weight_decay .*: 0.25 on worker 0, 0 on wo",
+        ),
+        ({"lr": 0.5}, {"lr": 0.5, "changes": [[0, "lr_mult", 2.0]]}, "lr_mult .*: 1 on worker 0, 2 on worker 1"),
+        ({"changes": [[1, "lr", 0.5]]}, {"changes": [[0, "momentum", 0.25]]}, "momentum .*: 0.5 on worker 0, 0.25 on"),
+        ({"lr": 0.5, "changes": [[0, "weight_decay", 0.0]]}, {"lr": 0.5}, ""),
+        ({"lr": 0.5, "changes": [[0, "weight_decay", 0.25]]}, {}, ""),
+    ],
+    ids=["decay", "multiplier", "of a group", "what it had", "said by one for all"],
+)
+def test_a_worker_that_sets_its_numbers_has_the_optimizers_own_where_it_changes_none(
+    one: dict[str, Any], other: dict[str, Any], words: str
+):
+    desk, a, b = Desk(2, values={1: floats(0)}).and_workers()
+    for worker in (a, b):
+        desk.ask(worker, replace(worker.set_optimizer("sgd", 1.0, momentum=0.5), groups=[[["k2"], []]]))
+    desk.ask(a, replace(a.push({1: floats(1)}), **one))
+    replies = desk.ask(b, replace(b.push({1: floats(1)}), **other))
+    assert len(replies) == 2
+    for reply in replies.values():
+        if words:
+            assert re.search(f"workers disagree on the {words}", text_of(reply, "Mismatch"))
+        else:
+            assert isinstance(reply, wire.Ack)
+
+
+@pytest.mark.parametrize("late", ["keep", "drop"])
+def test_with_a_quorum_nothing_is_compared_for_who_was_late_is_behind_in_its_schedules(late: str):
+    desk, a, b = optimized(Desk(2, values={1: floats(0)}, quorum=1, late=late, grace=1.0), lr=1.0).and_workers()
+    desk.ask(b, b.push({1: floats(1)}, 1, lr=0.25))
+    desk.ask(a, replace(a.push({1: floats(1)}, 1, lr=0.5), changes=[[0, "alike", "'w' frozen"]]))
+    assert desk.value(clock=1).tolist() == [-2 * 0.5], "of worker 0"
+    desk.ask(b, replace(b.push({1: floats(1)}, 2, lr=0.125), changes=[[0, "weight_decay", 0.0]]))
+    desk.ask(a, a.push({1: floats(1)}, 2))
+    assert desk.value(clock=2).tolist() == [-2 * (0.5 + 0.125)], "worker 0 sets nothing"
 
 
 def test_async_a_learning_rate_stays_until_another_comes():

@@ -137,13 +137,45 @@ def test_a_store_updates_for_one_trainer(pair: ThreadedJob, store: str) -> None:
         with pytest.raises(kv.UnknownName):
             Trainer(body.named_parameters("body"), "sgd", {"nonsense": 1}, **how)
         Trainer(body.named_parameters("body"), "sgd", {"learning_rate": 0.5}, **how)
-        with pytest.raises(
-            kv.UsageError, match=r"already updates for another Trainer; make a second store with kvstore\.c"
-        ):
-            Trainer(head.named_parameters("head"), "sgd", **how)
+        for updates in (True, False):
+            how["update_on_kvstore"] = updates
+            with pytest.raises(
+                kv.UsageError, match=r"already updates for another Trainer; make a second store with kvstore\.c"
+            ):
+                Trainer(head.named_parameters("head"), "sgd", **how)
         assert store.learning_rate == 0.5
 
     if store == "local":
+        work(kv.create(store))
+    else:
+        pair.run(work)
+
+
+@pytest.mark.parametrize("store", ["device", "dist_sync"])
+def test_a_store_sums_for_several_trainers_and_has_no_optimizer(pair: ThreadedJob, store: str) -> None:
+    def work(store: kv.KVStore) -> None:
+        params, how = weights(0.0, 0.0), {"kvstore": store, "update_on_kvstore": False}
+        trainers = [
+            Trainer({str(number): param}, "sgd", {"learning_rate": 1.0 + number}, **how)
+            for number, param in enumerate(params)
+        ]
+        for _ in range(2):
+            for param, trainer in zip(params, trainers, strict=True):
+                param.grad = torch.ones_like(param)
+                trainer.step()
+        assert [param.flatten()[0].item() for param in params] == [-2.0, -4.0]
+        with pytest.raises(kv.UsageError, match="already sums for another Trainer; make a second store"):
+            Trainer({"2": weights(0.0)[0]}, "sgd", kvstore=store, update_on_kvstore=True)
+        store.set_optimizer("sgd", learning_rate=0.5)
+        for param, trainer in zip(params, trainers, strict=True):
+            param.grad = torch.ones_like(param)
+            with pytest.raises(kv.UsageError, match="updates with the optimizer of set_optimizer, and a Trainer"):
+                trainer.step()
+        assert [param.flatten()[0].item() for param in params] == [-2.0, -4.0]
+        with pytest.raises(kv.UsageError, match="give each a store of its own"):
+            Trainer({"2": weights(0.0)[0]}, "sgd", **how)
+
+    if store == "device":
         work(kv.create(store))
     else:
         pair.run(work)
