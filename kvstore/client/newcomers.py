@@ -251,8 +251,12 @@ class Newcomers:
         while True:
             for notice in list(session.to_admit.values()):
                 if notice.id == first and (first == -1 or notice.store == part.requests.store):
-                    state = state or self._described(checkpoints)  # once, for it may be large, and one reads it already
-                    self._admit(part, notice, state)
+                    if self._admitted.get(notice.rank, 0) < notice.incarnation:  # else it has been said again
+                        # Once for all of them: what is on the servers may be read already.
+                        state = state or self._described(checkpoints)
+                        self._admit(part, notice, state)
+                    if session.to_admit.get(notice.rank) is notice:
+                        del session.to_admit[notice.rank]
             if not session.short or session.to_admit:
                 return
             told: wire.GoOn = part.requests.one(session.scheduler, "waiting for enough workers", (), wire.AwaitWorkers)
@@ -263,23 +267,20 @@ class Newcomers:
     def _admit(self, part: Part, notice: wire.Newcomer, state: str) -> None:
         """Let a newcomer into the rounds after those that this worker has pushed, with this ``state``."""
         rank, incarnation = notice.rank, notice.incarnation
-        if self._admitted.get(rank, 0) < incarnation:
-            # This worker may have been told of stores and keys that it has not made yet. Their clocks are still right:
-            # none of their rounds is over without this worker.
-            places = dict(self._places)
-            for store, each in self._parts.items():
-                pushed = each.clocks.pushed[: len(each.entries)]
-                self._tell_servers(each, notice, pushed)
-                known = places[store].clocks if store in places else {}
-                clocks = known | dict(zip(each.first_ids().tolist(), pushed.tolist(), strict=True))
-                places[store] = _Passed(each.barriers.passed, each.joining.number, clocks)
-            fields = {"rank": rank, "incarnation": incarnation, "state": state}
-            part.requests.one(
-                self._session.scheduler, "letting a worker in", (), wire.Admitted, **fields, **_columns(places)
-            )
-            self._admitted[rank] = incarnation
-        if self._session.to_admit.get(rank) is notice:
-            del self._session.to_admit[rank]
+        # This worker may have been told of stores and keys that it has not made yet. Their clocks are still right: none
+        # of their rounds is over without this worker.
+        places = dict(self._places)
+        for store, each in self._parts.items():
+            pushed = each.clocks.pushed[: len(each.entries)]
+            self._tell_servers(each, notice, pushed)
+            known = places[store].clocks if store in places else {}
+            clocks = known | dict(zip(each.first_ids().tolist(), pushed.tolist(), strict=True))
+            places[store] = _Passed(each.barriers.passed, each.joining.number, clocks)
+        fields = {"rank": rank, "incarnation": incarnation, "state": state}
+        part.requests.one(
+            self._session.scheduler, "letting a worker in", (), wire.Admitted, **fields, **_columns(places)
+        )
+        self._admitted[rank] = incarnation
 
     def _tell_servers(self, part: Part, notice: wire.Newcomer, pushed: Column) -> None:
         entries, servers = part.entries, len(self._session.servers)

@@ -1,0 +1,233 @@
+"""Workers that hold the weights, die and come back, in virtual time: all have the same bits at each step."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from simulation.job import SimulatedJob
+from simulation.network import Weather
+
+import kvstore.client.dist
+import kvstore.client.newcomers
+from kvstore.client import DistStore
+from kvstore.client.newcomers import Mailbox
+from workers import DistributedOptimizer, Trainer
+from workers.common import hand_over
+from workers.common.hand_over import HandOver
+from workers.common.tensors import overwrite
+
+STEPS = 10
+PACE_S = 0.5
+
+
+class Progress:
+    """What a program of one's own counts, behind the optimizer."""
+
+    step = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.step = state["step"]
+
+
+class Averaged(torch.nn.Module):
+    """A model with a frozen parameter, and a buffer: the mean of its weights over the steps."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.weight, self.scale = torch.nn.Parameter(torch.empty(40, 9)), torch.nn.Parameter(torch.empty(9))
+        self.scale.requires_grad_(False)
+        self.register_buffer("mean", torch.empty(40, 9))
+        drawn = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for value in (self.weight, self.scale, self.mean):
+                value.normal_(generator=drawn)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return (inputs @ (self.weight * self.scale)).pow(2).mean()
+
+    @torch.no_grad()
+    def average(self) -> None:
+        self.mean.lerp_(self.weight, 0.1)
+
+
+def rest(job: SimulatedJob, seconds: float) -> None:
+    assert job.world.current is not None
+    job.world.current.wait(seconds)
+
+
+class Learners:
+    """One job, whose workers train with ``kind`` of optimizer.
+
+    Attributes:
+        digests: by step, those of all that workers must have equal.
+        came: at which steps workers came back, in order.
+        job: the job.
+    """
+
+    def __init__(self, kind: str, kills: Sequence[tuple[int, float]] = (), explicit: bool = False) -> None:
+        self.digests: dict[int, set[str]] = defaultdict(set)
+        self.came: list[int] = []
+        self.job = SimulatedJob(
+            *(0, Weather(delay_s=0.001), 3, 2),
+            restarts=9,
+            returns=True,
+            reaped=True,
+            start_s=0.2,
+            min_workers=1,
+        )
+        self._make = {"optimizer": self._optimizer, "trainer": self._trainer}[kind]
+        self._explicit = explicit
+        for rank, at_s in kills:
+            self.job.world.after(at_s, partial(self.job.kill, f"worker {rank}"))
+
+    def run(self) -> None:
+        with torch.enable_grad():  # tasks that are killed leave it as it was elsewhere
+            outcome = self.job.run(self._learn)
+        assert not outcome.errors, outcome.errors
+        assert not outcome.hanging
+        torn = [step for step, digests in self.digests.items() if len(digests) > 1]
+        assert not torn, f"workers have different weights, states, rates or buffers at steps {torn}"
+        assert outcome.results == [STEPS] * 3
+
+    def _optimizer(self, model: Averaged, store: DistStore) -> tuple[Any, Any, Callable[[], list[Any]]]:
+        inner = torch.optim.Adam([model.weight], lr=0.1)
+        outer = DistributedOptimizer(inner, model, kvstore=store)
+        return outer, inner, lambda: list(inner.state[model.weight].values())
+
+    def _trainer(self, model: Averaged, store: DistStore) -> tuple[Any, Any, Callable[[], list[Any]]]:
+        params = model.named_parameters()
+        trainer = Trainer(params, "adam", {"learning_rate": 0.1}, kvstore=store, update_on_kvstore=False)
+        assert trainer._local is not None
+        return trainer, trainer.optimizer, lambda: list(trainer._local.states().values())
+
+    def _learn(self, store: DistStore) -> int:
+        rank, job = store.rank, self.job
+        model = Averaged(seed=100 * job.starts[f"worker {rank}"] + rank)
+        outer, inner, states = self._make(model, store)
+        scheduler, progress = torch.optim.lr_scheduler.ExponentialLR(inner, 0.9), Progress()
+        store.attach("scheduler", scheduler, shared=True)
+        store.attach("progress", progress, shared=True)
+        comes = store.newcomer
+        if self._explicit:
+            assert outer.come_back() == comes
+        while progress.step < STEPS:
+            rest(job, PACE_S / 2)
+            with torch.enable_grad():
+                model(torch.zeros(4, 40))  # a worker that was started again comes back here
+            if comes and not store.newcomer:
+                self.came.append(progress.step)
+                comes = False
+            inputs = torch.randn(4, 40, generator=torch.Generator().manual_seed(1000 * rank + progress.step))
+            with torch.enable_grad():  # no task may wait within a backward pass: all are in one thread
+                (model.weight.grad,) = torch.autograd.grad(model(inputs), [model.weight])
+            rest(job, PACE_S / 2)
+            outer.step()
+            outer.zero_grad()
+            model.average()
+            scheduler.step()
+            progress.step += 1
+            self._note(progress.step, [*model.state_dict().values(), *states()], inner.param_groups[0]["lr"])
+        return progress.step
+
+    def _note(self, step: int, tensors: Sequence[torch.Tensor], rate: float) -> None:
+        content = hashlib.sha256(f"{rate}".encode())
+        for tensor in tensors:
+            content.update(tensor.numpy().tobytes())
+        self.digests[step].add(content.hexdigest())
+
+
+@pytest.fixture(autouse=True)
+def through_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These models are small: what is handed over goes through the servers all the same, in several messages."""
+    monkeypatch.setattr(kvstore.client.newcomers, "MOST_STATE", 0)
+    for module in (kvstore.client.newcomers, kvstore.client.dist):
+        monkeypatch.setattr(module, "MAIL_ROW", 64)
+
+
+@pytest.mark.parametrize("kind", ["optimizer", "trainer"])
+def test_a_worker_that_died_goes_on_with_the_others_bits(kind: str) -> None:
+    """Between two steps, in backward, while it waits for sums, and twice; worker 0 lets the others in."""
+    for kills in ([(1, 1.26)], [(2, 1.499), (0, 2.1)], [(1, 1.02), (1, 2.4)], [(1, 1.2), (2, 1.2)]):
+        learners = Learners(kind, kills, explicit=len(kills) == 1)
+        learners.run()
+        assert len(learners.came) >= len(kills) - (kills[0][0] == kills[-1][0] and len(kills) > 1), kills
+
+
+@pytest.mark.parametrize("kind", ["optimizer", "trainer"])
+def test_a_sponsor_that_dies_while_it_hands_over_tears_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker 0 dies after each of the messages that follow. Whoever comes next begins anew."""
+    sending = Mailbox.send
+    came = 0
+    for after in range(1, 41, 3):
+        learners, began = Learners(kind, [(1, 1.26)]), list[int]()
+        job = learners.job
+
+        def send(self: Mailbox, parts: Any, began: list[int] = began, job: SimulatedJob = job) -> Any:
+            began.append(job.network.deliveries)
+            return sending(self, parts)
+
+        def look(began: list[int] = began, job: SimulatedJob = job, after: int = after) -> None:
+            if len(began) == 1 and job.network.deliveries == began[0] + after:
+                job.world.after(0.0, lambda: job.kill("worker 0"))
+
+        monkeypatch.setattr(Mailbox, "send", send)
+        job.network.on_delivery = look
+        learners.run()
+        assert job.starts["worker 0"] == 2
+        came += len(learners.came)
+    assert came > 14
+
+
+# ---- what is broken is found
+
+
+def states_stay_behind(self: HandOver) -> dict[str, Any]:
+    state = dict(self._give())
+    if "states" in state:
+        return {**state, "states": []}
+    optimizer = state["optimizer"]
+    return {**state, "optimizer": {**optimizer, "tensors": [torch.zeros_like(each) for each in optimizer["tensors"]]}}
+
+
+def weights_alone(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    if tensor.requires_grad:
+        overwrite(tensor, value)
+
+
+MUTATIONS: dict[str, tuple[Any, str, Any]] = {
+    "the states of the optimizer stay behind": (HandOver, "state_dict", states_stay_behind),
+    "frozen weights and buffers stay behind": (hand_over, "overwrite", weights_alone),
+    "nothing is written": (hand_over, "overwrite", lambda tensor, value: None),
+    "it is let in before the step has been counted": (HandOver, "step_over", lambda self: self._store.boundary()),
+    "nobody is let in": (HandOver, "step_over", lambda self: None),
+    "nothing is put on the servers": (Mailbox, "_put", None),
+}
+
+
+def verdict(kind: str) -> str:
+    learners = Learners(kind, [(1, 1.26)])
+    try:
+        learners.run()
+        assert learners.came
+    except AssertionError as exc:
+        return str(exc)
+    return ""
+
+
+@pytest.mark.parametrize("kind", ["optimizer", "trainer"])
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_mutation_is_caught(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, attribute, mutated = MUTATIONS[name]
+    if mutated is None:
+        mutated = property(lambda self: lambda rows: None, lambda self, put: None)
+    monkeypatch.setattr(owner, attribute, mutated, raising=False)
+    assert verdict(kind)
