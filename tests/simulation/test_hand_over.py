@@ -6,6 +6,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import kvstore.client.dist
 import kvstore.client.newcomers
 from kvstore.client import DistStore
 from kvstore.client.newcomers import Mailbox
+from kvstore.optim import states_file
 from workers import DistributedOptimizer, Trainer
 from workers.common import hand_over
 from workers.common.hand_over import HandOver
@@ -106,8 +108,13 @@ class Learners:
     def _trainer(self, model: Averaged, store: DistStore) -> tuple[Any, Any, Callable[[], list[Any]]]:
         params = model.named_parameters()
         trainer = Trainer(params, "adam", {"learning_rate": 0.1}, kvstore=store, update_on_kvstore=False)
-        assert trainer._local is not None
-        return trainer, trainer.optimizer, lambda: list(trainer._local.states().values())
+
+        def states() -> list[Any]:
+            with TemporaryDirectory() as directory:
+                trainer.save_states(path := f"{directory}/states")
+                return list(states_file.read(path)[1].values())
+
+        return trainer, trainer.optimizer, states
 
     def _learn(self, store: DistStore) -> int:
         rank, job = store.rank, self.job

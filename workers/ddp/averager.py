@@ -105,9 +105,9 @@ class GradientAverager(BackwardPushes):
         store: a synchronous store without optimizer, for this alone. The names are already keys in it.
         used: the key of ``counts_of`` so many parameters.
         known: the keys of the store; the keys of tables are added.
-        handed: is told of the first push of a step.
         passes: how many backward passes add up before the last one sends the sum.
         sparse_as_dense: make sparse gradients dense; otherwise their rows are summed.
+        handed: is told of the first push of a step.
     """
 
     def __init__(
@@ -117,12 +117,12 @@ class GradientAverager(BackwardPushes):
         used: str,
         alike: Alike,
         known: set[str],
-        handed: HandOver,
         *,
         average: bool,
         passes: int,
         sparse_as_dense: bool,
         overlap: bool,
+        handed: HandOver | None = None,
     ) -> None:
         names, tensors = list(params), list(params.values())
         self._buckets = divide([tensor.numel() * tensor.element_size() for tensor in tensors])
@@ -288,7 +288,8 @@ class GradientAverager(BackwardPushes):
 
     def _push(self, bucket: range, absent: bool = False) -> None:
         """Send the gradients of ``bucket``, or zeros if this worker is ``absent`` from the round."""
-        self._handed.begin_step()
+        if self._handed is not None:
+            self._handed.begin_step()
         if self._flight.streams:
             self._wait_for_streams()
         values: dict[int, torch.Tensor] = {}

@@ -367,7 +367,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise UsageError("this store has another model's keys; make a second one with kvstore.create") from None
         self._known.update(new)
         how = {name: value for name, value in self._how.items() if name != "compression"}
-        return GradientAverager(params, self._store, used, self._alike, self._known, self._handed, **how)
+        return GradientAverager(params, self._store, used, self._alike, self._known, handed=self._handed, **how)
 
     def _state(self) -> dict[str, Any]:
         """Return what a worker that comes back takes over, between two steps."""
