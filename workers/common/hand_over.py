@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 from torch import nn
@@ -44,19 +45,23 @@ class HandOver:
         take: Callable[[Mapping[str, Any]], None],
         weights: Iterable[torch.Tensor],
     ) -> None:
-        """Take part. ``weights`` are those whose forward pass must not come before the state."""
-        self._give, self._take = give, take
+        """Take part. ``give`` and ``take`` are methods, and ``weights`` must not be in a forward pass before these."""
+        # Weak: what is attached lives as long as the job, and an optimizer that its program drops is to go at once.
+        self._give, self._take = WeakMethod(give), WeakMethod(take)
         if self._elastic:
             self._store.attach(f"{self._owner} of {name}", self, shared=True, saved=False)
         if self.waits:
             _before_forward(weights, self.come_back)
 
     def state_dict(self) -> dict[str, Any]:
-        return dict(self._give())
+        give = self._give()
+        return {} if give is None else dict(give())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._take(state)
-        self.waits = False
+        take = self._take()
+        if take is not None and state:
+            take(state)
+            self.waits = False
 
     def come_back(self) -> bool:
         """Be let in, and take over the state; return whether this worker was started again and was not in yet."""
