@@ -19,7 +19,7 @@ import kvstore.client.newcomers
 from kvstore.client import DistStore
 from kvstore.client.newcomers import Mailbox
 from kvstore.optim import states_file
-from workers import DistributedOptimizer, Trainer
+from workers import DistributedOptimizer, Reducer, Trainer, fit
 from workers.common import hand_over
 from workers.common.hand_over import HandOver
 from workers.common.tensors import overwrite
@@ -91,9 +91,8 @@ class Learners:
         for rank, at_s in kills:
             self.job.world.after(at_s, partial(self.job.kill, f"worker {rank}"))
 
-    def run(self) -> None:
-        with torch.enable_grad():  # tasks that are killed leave it as it was elsewhere
-            outcome = self.job.run(self._learn)
+    def run(self, program: Callable[[DistStore], int] | None = None) -> None:
+        outcome = self.job.run(program or self._learn)
         assert not outcome.errors, outcome.errors
         assert not outcome.hanging
         torn = [step for step, digests in self.digests.items() if len(digests) > 1]
@@ -128,27 +127,26 @@ class Learners:
             assert outer.come_back() == comes
         while progress.step < STEPS:
             rest(job, PACE_S / 2)
-            with torch.enable_grad():
-                model(torch.zeros(4, 40))  # a worker that was started again comes back here
+            model(torch.zeros(4, 40))  # a worker that was started again comes back here
             if comes and not store.newcomer:
                 self.came.append(progress.step)
                 comes = False
             inputs = torch.randn(4, 40, generator=torch.Generator().manual_seed(1000 * rank + progress.step))
-            with torch.enable_grad():  # no task may wait within a backward pass: all are in one thread
-                (model.weight.grad,) = torch.autograd.grad(model(inputs), [model.weight])
+            # Without hooks: no task may wait within a backward pass, for all are in one thread.
+            (model.weight.grad,) = torch.autograd.grad(model(inputs), [model.weight])
             rest(job, PACE_S / 2)
             outer.step()
             outer.zero_grad()
             model.average()
             scheduler.step()
             progress.step += 1
-            self._note(progress.step, [*model.state_dict().values(), *states()], inner.param_groups[0]["lr"])
+            self.note(progress.step, [*model.state_dict().values(), *states()], inner.param_groups[0]["lr"])
         return progress.step
 
-    def _note(self, step: int, tensors: Sequence[torch.Tensor], rate: float) -> None:
+    def note(self, step: int, tensors: Sequence[torch.Tensor], rate: float) -> None:
         content = hashlib.sha256(f"{rate}".encode())
         for tensor in tensors:
-            content.update(tensor.numpy().tobytes())
+            content.update(tensor.detach().numpy().tobytes())
         self.digests[step].add(content.hexdigest())
 
 
@@ -192,6 +190,44 @@ def test_a_sponsor_that_dies_while_it_hands_over_tears_nothing(kind: str, monkey
         assert job.starts["worker 0"] == 2
         came += len(learners.came)
     assert came > 14
+
+
+@pytest.mark.parametrize("batch_norm", [False, True], ids=["", "batch norm"])
+def test_fit_goes_on_with_the_others_weights_where_workers_have_them(batch_norm: bool) -> None:
+    learners = Learners("trainer", [(1, 3.7)])
+    job, places = learners.job, defaultdict[int, list[tuple[int, int]]](list)
+
+    def program(store: DistStore) -> int:
+        rank, start = store.rank, job.starts[f"worker {store.rank}"]
+        torch.manual_seed(10 * rank + start)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), *([torch.nn.BatchNorm1d(4)] if batch_norm else []))
+
+        def note(param: Any) -> None:
+            rest(job, PACE_S)
+            places[10 * rank + start].append((param.epoch, param.nbatch))
+            learners.note(10 * param.epoch + param.nbatch, list(model.parameters()), 0.0)
+
+        data = [(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))] * 6
+        with Reducer.over(store.companion()) as reducer:
+            fit(
+                *(model, data),
+                num_epoch=3,
+                kvstore=store,
+                reducer=reducer,
+                optimizer="adam",
+                update_on_kvstore=False,
+                batch_end_callback=note,
+                split=False,
+            )
+        return STEPS
+
+    learners.run(program)
+    whole = [(epoch, batch) for epoch in range(3) for batch in range(6)]
+    before, after = places[11], places[12]
+    assert places[1] == whole
+    assert before
+    assert after
+    assert (before, after) == (whole[: len(before)], whole[-len(after) :])
 
 
 # ---- what is broken is found
