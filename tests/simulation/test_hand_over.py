@@ -19,7 +19,7 @@ import kvstore.client.newcomers
 from kvstore.client import DistStore
 from kvstore.client.newcomers import Mailbox
 from kvstore.optim import states_file
-from workers import DistributedOptimizer, Reducer, Trainer, fit
+from workers import DistributedOptimizer, PartialSync, PeriodicAveraging, Reducer, Trainer, fit
 from workers.common import hand_over
 from workers.common.hand_over import HandOver
 from workers.common.tensors import overwrite
@@ -64,6 +64,10 @@ class Averaged(torch.nn.Module):
 def rest(job: SimulatedJob, seconds: float) -> None:
     assert job.world.current is not None
     job.world.current.wait(seconds)
+
+
+def digest_of(tensors: Sequence[torch.Tensor]) -> str:
+    return hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in tensors)).hexdigest()
 
 
 class Learners:
@@ -143,11 +147,8 @@ class Learners:
             self.note(progress.step, [*model.state_dict().values(), *states()], inner.param_groups[0]["lr"])
         return progress.step
 
-    def note(self, step: int, tensors: Sequence[torch.Tensor], rate: float) -> None:
-        content = hashlib.sha256(f"{rate}".encode())
-        for tensor in tensors:
-            content.update(tensor.detach().numpy().tobytes())
-        self.digests[step].add(content.hexdigest())
+    def note(self, step: int, tensors: Sequence[torch.Tensor], rate: float = 0.0) -> None:
+        self.digests[step].add(f"{rate} {digest_of(tensors)}")
 
 
 @pytest.fixture(autouse=True)
@@ -192,22 +193,61 @@ def test_a_sponsor_that_dies_while_it_hands_over_tears_nothing(kind: str, monkey
     assert came > 14
 
 
-@pytest.mark.parametrize("batch_norm", [False, True], ids=["", "batch norm"])
-def test_fit_goes_on_with_the_others_weights_where_workers_have_them(batch_norm: bool) -> None:
+@pytest.mark.parametrize("make", [PeriodicAveraging, PartialSync])
+def test_replicas_that_are_averaged_go_on_as_another_one_is(make: Any) -> None:
+    """Each has weights of its own, so a worker that comes back has those of worker 0, as they were at that step."""
+    learners = Learners("optimizer", [(1, 1.26), (2, 2.9)])
+    job, of_worker_0 = learners.job, dict[int, str]()
+    options = {"sync_every": 3} if make is PeriodicAveraging else {"chunk_bytes": 400}
+
+    def program(store: DistStore) -> int:
+        model = Averaged(seed=100 * job.starts[f"worker {store.rank}"] + store.rank)
+        inner = torch.optim.Adam([model.weight], lr=0.1)
+        outer = make(model, inner, store, **options)
+        comes = store.newcomer
+
+        def everything() -> list[torch.Tensor]:
+            return [*model.state_dict().values(), *inner.state[model.weight].values()]
+
+        while outer.steps < STEPS:
+            model(torch.zeros(4, 40))
+            if comes:
+                assert not store.newcomer
+                learners.came.append(outer.steps)
+                assert of_worker_0[outer.steps] == digest_of(everything())
+            comes = False
+            rest(job, PACE_S)
+            drawn = torch.Generator().manual_seed(1000 * store.rank + outer.steps)
+            model.weight.grad = torch.randn(40, 9, generator=drawn)
+            outer.step()
+            if store.rank == 0:
+                of_worker_0[outer.steps] = digest_of(everything())
+            if make is PeriodicAveraging and outer.steps % 3 == 0:
+                learners.note(outer.steps, [model.weight])
+        outer.finish()
+        learners.note(STEPS + 1, [model.weight])
+        return outer.steps
+
+    learners.run(program)
+    assert len(learners.came) == 2
+
+
+def test_fit_goes_on_with_the_others_weights_where_workers_have_them() -> None:
+    """And with their buffers: here all have the same data, so these are equal, too."""
     learners = Learners("trainer", [(1, 3.7)])
     job, places = learners.job, defaultdict[int, list[tuple[int, int]]](list)
 
     def program(store: DistStore) -> int:
         rank, start = store.rank, job.starts[f"worker {store.rank}"]
         torch.manual_seed(10 * rank + start)
-        model = torch.nn.Sequential(torch.nn.Linear(3, 4), *([torch.nn.BatchNorm1d(4)] if batch_norm else []))
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
 
         def note(param: Any) -> None:
             rest(job, PACE_S)
             places[10 * rank + start].append((param.epoch, param.nbatch))
-            learners.note(10 * param.epoch + param.nbatch, list(model.parameters()), 0.0)
+            learners.note(10 * param.epoch + param.nbatch, list(model.state_dict().values()))
 
-        data = [(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))] * 6
+        data = [(torch.arange(12.0).view(4, 3), torch.tensor([0, 1, 1, 0]))] * 6
         with Reducer.over(store.companion()) as reducer:
             fit(
                 *(model, data),
