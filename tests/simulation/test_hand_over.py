@@ -79,7 +79,9 @@ class Learners:
         job: the job.
     """
 
-    def __init__(self, kind: str, kills: Sequence[tuple[int, float]] = (), explicit: bool = False) -> None:
+    def __init__(
+        self, kind: str, kills: Sequence[tuple[int, float]] = (), explicit: bool = False, forward: bool = True
+    ) -> None:
         self.digests: dict[int, set[str]] = defaultdict(set)
         self.came: list[int] = []
         self.job = SimulatedJob(
@@ -91,7 +93,7 @@ class Learners:
             min_workers=1,
         )
         self._make = {"optimizer": self._optimizer, "trainer": self._trainer}[kind]
-        self._explicit = explicit
+        self._explicit, self._forward = explicit, forward
         for rank, at_s in kills:
             self.job.world.after(at_s, partial(self.job.kill, f"worker {rank}"))
 
@@ -131,13 +133,14 @@ class Learners:
             assert outer.come_back() == comes
         while progress.step < STEPS:
             rest(job, PACE_S / 2)
-            model(torch.zeros(4, 40))  # a worker that was started again comes back here
+            if self._forward:
+                model(torch.zeros(4, 40))  # a worker that was started again comes back here
             if comes and not store.newcomer:
                 self.came.append(progress.step)
                 comes = False
             inputs = torch.randn(4, 40, generator=torch.Generator().manual_seed(1000 * rank + progress.step))
             # Without hooks: no task may wait within a backward pass, for all are in one thread.
-            (model.weight.grad,) = torch.autograd.grad(model(inputs), [model.weight])
+            (model.weight.grad,) = torch.autograd.grad(Averaged.forward(model, inputs), [model.weight])
             rest(job, PACE_S / 2)
             outer.step()
             outer.zero_grad()
@@ -191,6 +194,15 @@ def test_a_sponsor_that_dies_while_it_hands_over_tears_nothing(kind: str, monkey
         assert job.starts["worker 0"] == 2
         came += len(learners.came)
     assert came > 14
+
+
+def test_without_a_forward_pass_of_a_module_a_step_brings_it_back_or_says_what_to_call() -> None:
+    learners = Learners("trainer", [(1, 1.26)], forward=False)
+    learners.run()
+    assert learners.job.starts["worker 1"] == 2
+    with pytest.raises(AssertionError, match=r"call come_back\(\) of its DistributedOptimizer before the first batch"):
+        Learners("optimizer", [(1, 1.26)], forward=False).run()
+    Learners("optimizer", [(1, 1.26)], explicit=True, forward=False).run()
 
 
 @pytest.mark.parametrize("make", [PeriodicAveraging, PartialSync])
