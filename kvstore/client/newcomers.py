@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MOST_STATE = 1 << 21  # characters of what is attached, beyond which it goes through the servers
+MOST_STATE = 1 << 20  # bytes of what is attached, beyond which it goes through the servers
 MAIL = "state"  # the key of the table there
 MAIL_ROW = 1 << 18  # float32 in a row of it
 _HEAD = (
@@ -312,7 +312,7 @@ class Newcomers:
             tensors, text = packed(told)
         buffers = {name: to_buffer(tensor) for name, tensor in tensors.items()}
         forms = {name: [str(each.dtype).removeprefix("torch."), list(each.shape)] for name, each in tensors.items()}
-        if self._mailbox is not None and len(text) + sum(map(len, buffers.values())) > MOST_STATE // 2:
+        if self._mailbox is not None and len(text) + sum(map(len, buffers.values())) > MOST_STATE:
             number, sizes = self._mailbox.send([json.dumps([text, forms]).encode(), *buffers.values()])
             return json.dumps({"number": number, "sizes": sizes})
         coded = {name: [*forms[name], base64.b64encode(bytes(buffer)).decode()] for name, buffer in buffers.items()}

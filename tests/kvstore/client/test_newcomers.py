@@ -214,7 +214,7 @@ def test_what_cannot_be_sent_stays_behind_with_a_word(caplog: pytest.LogCaptureF
 def large(seed: int) -> dict[str, Any]:
     """A state that is too large for the scheduler, of any bits: NaNs with something in them, too."""
     drawn = np.random.default_rng(seed)
-    bits = torch.from_numpy(drawn.integers(0, 256, 5 * module.MOST_STATE, dtype=np.uint8))
+    bits = torch.from_numpy(drawn.integers(0, 256, 10 * module.MOST_STATE, dtype=np.uint8))
     odd = torch.tensor([[True, False]])
     return {"bits": bits, "floats": bits[:-3].clone()[: 4 * 999].view(torch.float32), "odd": odd, "none": bits[:0]}
 
