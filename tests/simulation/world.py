@@ -143,12 +143,15 @@ class Task:
 
     def _switch(self, how: Callable[[], Any]) -> None:
         self._world.current = self
+        if not self._grads:
+            torch.set_grad_enabled(False)
         try:
-            with torch.set_grad_enabled(self._grads):
-                how()
-                self._grads = torch.is_grad_enabled()
+            how()
         finally:
             self._world.current = None
+            self._grads = torch.is_grad_enabled()
+            if not self._grads:
+                torch.set_grad_enabled(True)
 
     def _run(self) -> None:
         try:
