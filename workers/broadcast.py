@@ -6,6 +6,7 @@ any worker can be the root, every bit arrives, and the servers keep only the las
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
@@ -24,6 +25,8 @@ from workers.common.gather import Gather, digest
 from workers.common.tensors import flat_bytes, has_parts, is_dense, overwrite, put_together, take_apart
 from workers.common.values import describe
 
+log = logging.getLogger(__name__)
+
 # Keys of two fixed sizes, because keys stay on the servers: a key for each broadcast would fill them.
 SMALL, LARGE = 1 << 14, 1 << 22  # bytes in a piece
 
@@ -37,6 +40,9 @@ def broadcast_parameters(params: Any, root_rank: int = 0, *, kvstore: KVStore | 
         root_rank: the worker whose values are sent.
         kvstore: a synchronous store without optimizer; ``auto`` for that of ``init``.
 
+    A worker that was started again, and has not come back yet, keeps its own values if they are more than 16 KiB. What
+    its ``DistributedOptimizer`` or ``Trainer`` has of them, it takes over when it comes back.
+
     Raises:
         UsageError: a value is no tensor with values of its own; there is no such rank; or before ``init``.
         Mismatch: workers disagree on the root, or on names, shapes and dtypes. Nothing has changed.
@@ -49,7 +55,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, *, kvstore: KVStore | 
             )
     relay = Relay(kvstore, root_rank)
     relay.agree(describe(named))
-    relay.send([tensor for tensor in named.values() if is_dense(tensor)])
+    relay.send([tensor for tensor in named.values() if is_dense(tensor)], optional=True)
     odd = [tensor for tensor in named.values() if not is_dense(tensor)]
     if odd:  # how many elements each of them stores may differ from worker to worker
         apart = bundle.pack([take_apart(tensor) for tensor in odd]) if relay.root else None
@@ -104,11 +110,30 @@ def share_optimizer(optimizer: torch.optim.Optimizer, root_rank: int, kvstore: K
     _broadcast_state(optimizer, root_rank, kvstore, plain_only=True)
 
 
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return what ``share_optimizer`` would send, as a state of texts and bytes that can be attached to a store."""
+    packed, tensors = _state(optimizer, _params(optimizer), plain_only=True)
+    return {"packed": torch.frombuffer(bytearray(packed), dtype=torch.uint8), "tensors": list(map(flat_bytes, tensors))}
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Take over what ``optimizer_state`` has returned on another worker."""
+    parts, tensors = bundle.unpack(state["packed"].numpy().tobytes(), []), iter(state["tensors"])
+    received = [
+        [next(tensors).clone().view(form.dtype).view(form.shape) for form in bundle.forms(part)] for _, part in parts
+    ]
+    _load(optimizer, _params(optimizer), parts, received)
+
+
+def _params(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [param for param_group in optimizer.param_groups for param in param_group["params"]]
+
+
 def _broadcast_state(
     optimizer: torch.optim.Optimizer, root_rank: int, kvstore: KVStore | str | None, *, plain_only: bool
 ) -> None:
     relay = Relay(kvstore, root_rank)
-    params = [param for param_group in optimizer.param_groups for param in param_group["params"]]
+    params = _params(optimizer)
     packed, tensors = _state(optimizer, params, plain_only) if relay.root else (b"", [])
     numbers = [len(param_group["params"]) for param_group in optimizer.param_groups]
     described = describe({f"parameter {number}": param for number, param in enumerate(params)})
@@ -270,14 +295,16 @@ class Relay:
         return bundle.unpack(packed, tensors)
 
     @torch.no_grad()
-    def send(self, tensors: Sequence[torch.Tensor]) -> None:
+    def send(self, tensors: Sequence[torch.Tensor], *, optional: bool = False) -> None:
         if self._store.num_workers == 1:
             return
         flat = {str(number): flat_bytes(tensor) for number, tensor in enumerate(tensors)}
         total = sum(data.numel() for data in flat.values())
         size = SMALL if total <= SMALL else LARGE
         piece = self._store.empty(size, torch.uint8)
-        for chunk in divide(flat, size):
+        # Servers keep small sums for workers that are started again.
+        kept = optional and size == LARGE and self._store.newcomer
+        for chunk in divide(flat, size) if not kept else ():
             # Integers of one byte: the sum of the root's and zeros is exact, and never compressed.
             piece.zero_()
             if self.root:
@@ -287,7 +314,9 @@ class Relay:
                 _copy(flat, chunk, piece, out=False)
         if self._store.min_workers:  # a root that dies meanwhile has sent zeros; one that comes to this has sent all
             self._require_root(self._gather.exchange([1]))
-        if not self.root:
+        if kept:
+            log.info("this worker was started again: it keeps its own values in a broadcast until it comes back")
+        elif not self.root:
             for number, tensor in enumerate(tensors):
                 value = flat[str(number)].view(tensor.dtype).view(tensor.shape)
                 if value.data_ptr() != tensor.data_ptr():

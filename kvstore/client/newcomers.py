@@ -6,7 +6,7 @@ scheduler to be let in, and waits. Its sponsor, one of the others, is told with 
 its own next push that begins so, the sponsor tells the servers of all its stores how often it has pushed everything,
 and waits for their answers: no server can have closed a later round, and each knows whose pushes later rounds need. The
 newcomer takes over the sponsor's clocks, and what is attached to the stores as shared. So both go on at one place of
-their programs.
+their programs. What is attached goes through the scheduler if it is small, else through a table on the servers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import base64
 import itertools
 import json
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -30,15 +31,81 @@ from kvstore.client.optimizing import Optimizing
 from kvstore.client.publishing import Publishing
 from kvstore.client.push_pull import Pushes
 from kvstore.client.requests import Joining, Requests, WorkerBarriers
-from kvstore.errors import KVStoreError, UsageError, WireError
+from kvstore.client.stored_tables import StoredRows
+from kvstore.errors import KVStoreError, NodeLost, UsageError, WireError
 from kvstore.member.session import Session
+from kvstore.rows.ids import Ids
+from kvstore.rows.sums import Rows
 from kvstore.spec import ITEMSIZE
 from kvstore.values import to_buffer
 from kvstore.values.any_arrays import Column
 
 log = logging.getLogger(__name__)
 
-MOST_STATE = 1 << 21  # characters of what is attached, beyond which it stays behind
+T = TypeVar("T")
+
+MOST_STATE = 1 << 20  # bytes of what is attached, beyond which it goes through the servers
+MAIL = "state"  # the key of the table there
+MAIL_ROW = 1 << 18  # float32 in a row of it
+_HEAD = (
+    16  # bytes of a row before its content; the address of a part is a multiple of it, so that any dtype can be read
+)
+_PAGE = 8  # rows that are put at once
+
+
+class Mailbox:
+    """Carries what is too large for the scheduler from a sponsor to a newcomer, in rows of a table on the servers.
+
+    Rows stay there, and the next sponsor writes over them. Each begins with the number of its hand-over, which the
+    newcomer has from the scheduler. So it never takes what was left there, or half of what another is writing.
+
+    Args:
+        put: replaces rows of the table.
+        get: returns rows of the table by their ids.
+    """
+
+    def __init__(self, put: Callable[[StoredRows], object], get: Callable[[Ids], Rows]) -> None:
+        self._put, self._get = put, get
+
+    def send(self, parts: Sequence[Any]) -> tuple[int, list[int]]:
+        """Put bytes on the servers; return the number of this hand-over, and their sizes."""
+        number, sizes = secrets.randbits(62), [memoryview(part).nbytes for part in parts]
+        content = MAIL_ROW * 4 - _HEAD
+        starts, total = _starts(sizes)
+        whole = np.zeros(-(-total // content) * content, np.uint8)
+        for start, size, part in zip(starts, sizes, parts, strict=True):
+            if size:
+                whole[start : start + size] = np.frombuffer(part, np.uint8)
+        pages = whole.reshape(-1, content)
+        for first in range(0, len(pages), _PAGE):
+            page = pages[first : first + _PAGE]
+            rows = np.zeros((len(page), MAIL_ROW * 4), np.uint8)
+            rows[:, :8] = np.frombuffer(number.to_bytes(8, "little"), np.uint8)
+            rows[:, _HEAD:] = page
+            self._put(StoredRows(np.arange(first, first + len(page)), rows.view(np.float32)))
+        return number, sizes
+
+    def receive(self, number: int, sizes: Sequence[int]) -> list[Any]:
+        """Return the bytes for which ``send`` has returned this.
+
+        Raises:
+            NodeLost: they are not all there: another worker, which was started again, is let in at the same time.
+        """
+        starts, total = _starts(sizes)
+        rows = self._get(np.arange(-(-total // (MAIL_ROW * 4 - _HEAD)))).view(np.uint8)
+        if not (rows[:, :8] == np.frombuffer(number.to_bytes(8, "little"), np.uint8)).all():
+            raise NodeLost(
+                "the state that this worker was to take over is not on the servers any more: another worker is let in. "
+                "Start this one again"
+            )
+        whole = rows[:, _HEAD:].reshape(-1)
+        return [whole[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+
+def _starts(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Return where parts of these sizes begin, and where the last one ends."""
+    ends = list(itertools.accumulate(-(-size // _HEAD) * _HEAD for size in sizes))
+    return [0, *ends][: len(sizes)], ends[-1]
 
 
 class Part(NamedTuple):
@@ -79,6 +146,7 @@ class Newcomers:
         self._callbacks: dict[int, list[Callable[[list[int]], object]]] = {}  # by store: who hears of new members
         self._members: list[int] = []  # that they have heard of
         self._admitted: dict[int, int] = {}  # by rank, the incarnation that this worker has let in last
+        self._mailbox: Mailbox | None = None  # there is one if something is attached
 
     def add(self, part: Part, checkpoints: Checkpointing | None, pushes: Pushes) -> None:
         """Take part for a new store."""
@@ -95,8 +163,12 @@ class Newcomers:
         self._members = self._members or self._session.members
         self._callbacks.setdefault(part.requests.store, []).append(callback)
 
-    def attach(self, name: str, thing: Any) -> bool:
-        """Have newcomers take over the state of ``thing``; return whether it has been taken over here."""
+    def attach(self, name: str, thing: Any, mailbox: Callable[[], Mailbox]) -> bool:
+        """Have newcomers take over the state of ``thing``; return whether it has been taken over here.
+
+        All workers attach at the same place of their programs, so that is where the ``mailbox`` is made.
+        """
+        self._mailbox = self._mailbox or mailbox()
         self._attached[name] = thing
         known = name in self._state.get("attached", {})
         if known:
@@ -123,7 +195,7 @@ class Newcomers:
         told: wire.Entered = requests.one(
             self._session.scheduler, "coming back", (), wire.Enter, store=requests.store, id=first
         )
-        self._session.client.alone(self._entered, told, _decoded(told.state))
+        self._session.client.alone(self._entered, told, _decoded(told.state, self._mailbox))
         for name, state in self._state["attached"].items():
             if name in self._attached:
                 self._attached[name].load_state_dict(state)
@@ -175,11 +247,16 @@ class Newcomers:
         """Let in those that wait for this place, which is that of ``enter``; stand still here below the least."""
         # Only one worker stands still: rounds need its pushes, so the others come no further. If they stood still, too,
         # the one that a newcomer waits for at a later place could not get there.
-        session = self._session
+        session, state = self._session, ""
         while True:
             for notice in list(session.to_admit.values()):
                 if notice.id == first and (first == -1 or notice.store == part.requests.store):
-                    self._admit(part, notice, checkpoints)
+                    if self._admitted.get(notice.rank, 0) < notice.incarnation:  # else it has been said again
+                        # Once for all of them: what is on the servers may be read already.
+                        state = state or self._described(checkpoints)
+                        self._admit(part, notice, state)
+                    if session.to_admit.get(notice.rank) is notice:
+                        del session.to_admit[notice.rank]
             if not session.short or session.to_admit:
                 return
             told: wire.GoOn = part.requests.one(session.scheduler, "waiting for enough workers", (), wire.AwaitWorkers)
@@ -187,26 +264,23 @@ class Newcomers:
                 return
             session.to_admit[told.rank] = wire.Newcomer(told.rank, told.incarnation, told.store, told.id)
 
-    def _admit(self, part: Part, notice: wire.Newcomer, checkpoints: Checkpointing | None) -> None:
-        """Let a newcomer into the rounds after those that this worker has pushed."""
+    def _admit(self, part: Part, notice: wire.Newcomer, state: str) -> None:
+        """Let a newcomer into the rounds after those that this worker has pushed, with this ``state``."""
         rank, incarnation = notice.rank, notice.incarnation
-        if self._admitted.get(rank, 0) < incarnation:
-            # This worker may have been told of stores and keys that it has not made yet. Their clocks are still right:
-            # none of their rounds is over without this worker.
-            places = dict(self._places)
-            for store, each in self._parts.items():
-                pushed = each.clocks.pushed[: len(each.entries)]
-                self._tell_servers(each, notice, pushed)
-                known = places[store].clocks if store in places else {}
-                clocks = known | dict(zip(each.first_ids().tolist(), pushed.tolist(), strict=True))
-                places[store] = _Passed(each.barriers.passed, each.joining.number, clocks)
-            fields = {"rank": rank, "incarnation": incarnation, "state": self._described(checkpoints)}
-            part.requests.one(
-                self._session.scheduler, "letting a worker in", (), wire.Admitted, **fields, **_columns(places)
-            )
-            self._admitted[rank] = incarnation
-        if self._session.to_admit.get(rank) is notice:
-            del self._session.to_admit[rank]
+        # This worker may have been told of stores and keys that it has not made yet. Their clocks are still right: none
+        # of their rounds is over without this worker.
+        places = dict(self._places)
+        for store, each in self._parts.items():
+            pushed = each.clocks.pushed[: len(each.entries)]
+            self._tell_servers(each, notice, pushed)
+            known = places[store].clocks if store in places else {}
+            clocks = known | dict(zip(each.first_ids().tolist(), pushed.tolist(), strict=True))
+            places[store] = _Passed(each.barriers.passed, each.joining.number, clocks)
+        fields = {"rank": rank, "incarnation": incarnation, "state": state}
+        part.requests.one(
+            self._session.scheduler, "letting a worker in", (), wire.Admitted, **fields, **_columns(places)
+        )
+        self._admitted[rank] = incarnation
 
     def _tell_servers(self, part: Part, notice: wire.Newcomer, pushed: Column) -> None:
         entries, servers = part.entries, len(self._session.servers)
@@ -232,18 +306,17 @@ class Newcomers:
         following = None if checkpoints is None else checkpoints.following()
         told = {"stores": stores, "attached": {}, "checkpoints": following}
         try:
-            text = _encoded({**told, "attached": {name: thing.state_dict() for name, thing in self._attached.items()}})
+            tensors, text = packed({**told, "attached": {name: it.state_dict() for name, it in self._attached.items()}})
         except UsageError as exc:
             log.warning("a worker that comes back begins without what is attached to the stores: %s", exc)
-            return _encoded(told)
-        if len(text) <= MOST_STATE:
-            return text
-        log.warning(
-            "a worker that comes back begins without what is attached to the stores as shared: that takes %d "
-            "characters, and %d may be sent",
-            *(len(text), MOST_STATE),
-        )
-        return _encoded(told)
+            tensors, text = packed(told)
+        buffers = {name: to_buffer(tensor) for name, tensor in tensors.items()}
+        forms = {name: [str(each.dtype).removeprefix("torch."), list(each.shape)] for name, each in tensors.items()}
+        if self._mailbox is not None and len(text) + sum(map(len, buffers.values())) > MOST_STATE:
+            number, sizes = self._mailbox.send([json.dumps([text, forms]).encode(), *buffers.values()])
+            return json.dumps({"number": number, "sizes": sizes})
+        coded = {name: [*forms[name], base64.b64encode(bytes(buffer)).decode()] for name, buffer in buffers.items()}
+        return json.dumps([text, coded])
 
 
 def _columns(places: Mapping[int, _Passed]) -> dict[str, list[int]]:
@@ -266,39 +339,46 @@ def _told(message: wire.Entered) -> dict[int, _Passed]:
     }
 
 
-def _encoded(state: Any) -> str:
-    tensors, text = packed(state)
-    arrays = {
-        name: [
-            str(tensor.dtype).removeprefix("torch."),
-            list(tensor.shape),
-            base64.b64encode(bytes(to_buffer(tensor))).decode(),
-        ]
-        for name, tensor in tensors.items()
-    }
-    return json.dumps([text, arrays])
-
-
-def _decoded(text: str) -> Mapping[str, Any]:
+def _decoded(text: str, mailbox: Mailbox | None) -> Mapping[str, Any]:
     """Return what ``_described`` has said at another worker. ``WireError`` says that it is damaged."""
+    told = _checked(lambda: json.loads(text))
+    if isinstance(told, dict):
+        if mailbox is None:
+            raise UsageError(
+                "the others have attached a large state as shared: attach the same here before the first push, and "
+                "before boundary()"
+            )
+        head, *parts = mailbox.receive(*_checked(lambda: (int(told["number"]), list(map(int, told["sizes"])))))
+        return _checked(lambda: _state(json.loads(bytes(head)), parts))
+    return _checked(lambda: _state(told, None))
+
+
+def _checked(make: Callable[[], T]) -> T:
     try:
-        state, arrays = json.loads(text)
-        tensors = {name: _tensor(*described) for name, described in arrays.items()}
-        decoded = unpacked(tensors, state)
-        if decoded.keys() != {"stores", "attached", "checkpoints"}:
-            raise ValueError(f"it has {sorted(decoded)}")
+        return make()
     except (ArithmeticError, AttributeError, KVStoreError, LookupError, RuntimeError, TypeError, ValueError) as exc:
         raise WireError(f"what the worker says that lets this one in is damaged: {exc}") from None
+
+
+def _state(told: Any, parts: Sequence[Any] | None) -> Mapping[str, Any]:
+    """Return the state that was ``told``, whose tensors are in ``parts``, or else in their forms."""
+    text, forms = told
+    if parts is None:
+        parts = [bytearray(base64.b64decode(data, validate=True)) for *_, data in forms.values()]
+    described = zip(forms.items(), parts, strict=True)
+    decoded = unpacked({name: _tensor(dtype, shape, part) for (name, (dtype, shape, *_)), part in described}, text)
+    if decoded.keys() != {"stores", "attached", "checkpoints"}:
+        raise ValueError(f"it has {sorted(decoded)}")
     return cast(Mapping[str, Any], decoded)
 
 
-def _tensor(dtype: str, shape: list[int], data: str) -> torch.Tensor:
+def _tensor(dtype: str, shape: list[int], data: Any) -> torch.Tensor:
     if dtype not in ITEMSIZE:
         raise ValueError(f"{dtype!r:.40} is no dtype")
     kind = getattr(torch, dtype)
-    if not data:
+    if not len(data):
         return torch.empty(shape, dtype=kind, device="cpu")
-    return torch.frombuffer(bytearray(base64.b64decode(data, validate=True)), dtype=kind).reshape(shape)
+    return torch.frombuffer(data, dtype=kind).reshape(shape)
 
 
 _OF: WeakKeyDictionary[Session, Newcomers] = WeakKeyDictionary()

@@ -652,11 +652,13 @@ class KVStore:
         """
         raise self._unsupported("publish_state")
 
-    def attach(self, name: str, thing: Any, *, shared: bool = False) -> bool:
+    def attach(self, name: str, thing: Any, *, shared: bool = False, saved: bool = True) -> bool:
         """Let checkpoints of the job save the state of ``thing``, too, and load it now if the job was resumed.
 
-        Every worker attaches the same names, before its first push. Where checkpoints are not supported, this does
-        nothing.
+        In a job that goes on without workers that die, one that comes back takes over what is ``shared``, of any size:
+        the state that another has when it lets this one in.
+
+        Every worker attaches the same names, before its first push. Where neither is supported, this does nothing.
 
         Args:
             name: of the thing, within the job.
@@ -664,6 +666,7 @@ class KVStore:
                 numbers and texts: a sampler, a scheduler, an optimizer of torch's, a model with buffers.
             shared: the state is the same on all workers, so that worker 0's is saved and all load it. Else each worker
                 has its own, which is left out when another number of workers resumes.
+            saved: whether checkpoints save it. If False, only workers that come back take it over.
 
         Returns:
             Whether a state was loaded.

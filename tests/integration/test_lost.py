@@ -355,3 +355,70 @@ def test_below_the_least_rounds_stand_still_and_one_more_worker_counts(tmp_path:
     assert 20 <= found[1][1] < 80, "the others would have been much further"
     (last,) = {each[2] for each in found}
     assert {(each[3], each[4]) for each in found} == {(2 * last, 2)}, "each sum stands for two"
+
+
+# ---- where workers have the weights, one that comes back takes over those of another
+
+
+HOLDING = """
+    import hashlib
+    import os
+    import signal
+
+    import torch
+    from torch import nn
+    import kvstore as kv
+    import workers
+
+    class Progress:
+        step = 0
+
+        def state_dict(self):
+            return {"step": self.step}
+
+        def load_state_dict(self, state):
+            self.step = state["step"]
+
+    store, progress = kv.create("dist_sync"), Progress()
+    rank, _ = workers.init(store)
+    again = store.newcomer
+    make = lambda: nn.Sequential(nn.Linear(100, 500), nn.BatchNorm1d(500), nn.ReLU(), nn.Linear(500, 10))
+    one, two = make(), make()  # of other values on each worker
+    workers.broadcast_parameters(one)  # as programs for Horovod do
+    inner = torch.optim.Adam(one.parameters())
+    first = workers.DistributedOptimizer(inner, one.named_parameters())
+    adam = {"learning_rate": 0.01}
+    second = workers.Trainer(two.named_parameters(), "adam", adam, kv.create("dist_sync"), update_on_kvstore=False)
+    second.marks_steps = False  # a step begins with the first one's
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(inner, 0.9)
+    for name, thing in {"progress": progress, "scheduler": scheduler}.items():
+        store.attach(name, thing, shared=True)
+    while progress.step < 12:
+        drawn = torch.Generator().manual_seed(100 * rank + progress.step)
+        inputs = torch.randn(8, 100, generator=drawn)
+        (one(inputs).pow(2).mean() + two(inputs).pow(2).mean()).backward()
+        if not again and {1: 4, 0: 8}.get(rank) == progress.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        first.step()
+        second.step()
+        for optimizer in (first, second):
+            optimizer.zero_grad()
+        scheduler.step()
+        progress.step += 1
+    second.save_states(states := f"{os.environ['WHERE']}/{rank}.states")
+    tensors = [*one.parameters(), *two.parameters()]
+    tensors += [value for state in inner.state.values() for value in state.values()]
+    tensors += [value for _, value in sorted(kv.optim.states_file.read(states)[1].items())]
+    bits = hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in tensors)).hexdigest()
+    print(f"BITS {len(tensors)} {bits} {inner.param_groups[0]['lr']} {again}", flush=True)
+"""
+
+
+@pytest.mark.release
+def test_workers_that_hold_the_weights_come_back_with_the_others_bits(tmp_path: Path) -> None:
+    options = ["--min-workers", "3", "--restarts", "2"]  # the others stand still meanwhile
+    with job(tmp_path, HOLDING, workers=3, servers=2, options=options, WHERE=f"{tmp_path}") as running:
+        assert running.wait() == 0, running.output
+    ends = [line.partition("BITS ")[2].split() for line in running.output.splitlines() if "BITS" in line]
+    assert [end[3] for end in sorted(ends, key=lambda end: end[3])] == ["False", "True", "True"]
+    assert len({tuple(end[:3]) for end in ends}) == 1, ends

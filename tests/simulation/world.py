@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import torch
 from greenlet import getcurrent, greenlet
 
 Action: TypeAlias = Callable[[], None]
@@ -78,6 +79,7 @@ class Task:
         self._began = self._over = False
         self._timer: Timer | None = None
         self._stopped = self._missed = False
+        self._grads = True  # whether torch notes gradients, which each thread says for itself
 
     def start(self) -> None:
         self._timer = self._world.after(0.0, self._go_on)
@@ -141,10 +143,15 @@ class Task:
 
     def _switch(self, how: Callable[[], Any]) -> None:
         self._world.current = self
+        if not self._grads:
+            torch.set_grad_enabled(False)
         try:
             how()
         finally:
             self._world.current = None
+            self._grads = torch.is_grad_enabled()
+            if not self._grads:
+                torch.set_grad_enabled(True)
 
     def _run(self) -> None:
         try:

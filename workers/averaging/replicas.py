@@ -11,7 +11,7 @@ data" (arXiv:1602.05629).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -19,10 +19,11 @@ import torch
 
 from kvstore import DeadlineExceeded, KVStore, Mismatch, UnknownName, UsageError
 from workers.averaging.stepper import Stepper, require_alike
-from workers.broadcast import broadcast_parameters, share_optimizer
+from workers.broadcast import broadcast_parameters, load_optimizer_state, optimizer_state, share_optimizer
 from workers.common.checks import at_least
 from workers.common.chunks import ChunkRange, divide, read, write
 from workers.common.gather import Gather, digest
+from workers.common.hand_over import HandOver, take_values, values_state
 from workers.common.stores import join_refusal, open_store
 from workers.common.tensors import as_real, fingerprint, headroom
 from workers.common.values import (
@@ -66,6 +67,7 @@ class Replicas(Stepper):
         self._others = other_buffers_of(model) if buffers else {}
         self._trained = self._in_optimizer()
         self._store = open_store(kvstore, type(self).__name__)
+        self._handed = HandOver(self._store, type(self).__name__)
         self._chunks = divide(self._values(), chunk_bytes)
         self._all = [part for chunk in self._chunks for part in chunk]
         alike = self._values() | {name: buffer.tensor for name, buffer in self._others.items()}
@@ -77,7 +79,31 @@ class Replicas(Stepper):
         # Where workers were when all had finished, until that is dealt with.
         self._finished: dict[int, Mark] | None = None
         self._store.reserve_join(join_refusal(type(self).__name__, "Call its own join() or finish()"))
+        self._model = model
         self._broadcast(everything_of(model))
+        self.marks_steps = True  # whether a step begins with ``step``; see ``KVStore.boundary``
+        self._handed.attach(next(iter(self._params)), self._state, self._take_over, self._params.values())
+
+    def come_back(self) -> bool:
+        """Let this worker into a job that has gone on without it, if it was started again; return whether it was.
+
+        The first forward pass in training does it, too. The worker has the weights, buffers and states of another one
+        then, which is at the beginning of a step, and is at that step.
+
+        Raises:
+            UsageError: the others train other parameters.
+            KVStoreError: as for ``KVStore.boundary``.
+        """
+        return self._handed.come_back()
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Make one step of the optimizer, and do what ``after_step`` does. Returns what the optimizer's ``step`` does.
+
+        Args:
+            closure: what the optimizer's ``step`` takes: it evaluates the model again and returns the loss.
+        """
+        self._handed.begin_step()
+        return super().step(closure)
 
     def after_step(self) -> None:
         """Count a step that the program has made itself, for example with a ``GradScaler``, and average what is due.
@@ -91,12 +117,15 @@ class Replicas(Stepper):
         """
         if self._marks.waiting or self._finished is not None:
             raise UsageError("this worker has finished, and others have not: call join() or finish() again")
+        self._handed.begin_step()
         self._steps += 1
         self._stale = True
         due = self._due(self._steps)
         if due:
             self._meet(STEPPING, due)
             self._average(due)
+        if self.marks_steps:
+            self._handed.step_over()
 
     def finish(self, timeout: float | None = None) -> None:
         """Average everything that has changed: before an evaluation or a checkpoint, and at the end of training.
@@ -177,6 +206,17 @@ class Replicas(Stepper):
 
     # ---- helpers
 
+    def _state(self) -> dict[str, Any]:
+        """Return what a worker that comes back takes over, between two steps."""
+        values, optimizer = values_state(everything_of(self._model)), optimizer_state(self._optimizer)
+        counts = {"steps": self._steps, "rounds": self._rounds, "stale": self._stale}
+        return {**counts, "values": values, "optimizer": optimizer}
+
+    def _take_over(self, state: Mapping[str, Any]) -> None:
+        take_values(everything_of(self._model), state["values"])
+        load_optimizer_state(self._optimizer, state["optimizer"])
+        self._steps, self._rounds, self._stale = state["steps"], state["rounds"], state["stale"]
+
     def _meet(self, phase: int, due: Sequence[ChunkRange], timeout: float | None = None) -> dict[int, Mark]:
         """Wait for all workers; return their marks by rank. Finds out which of the values that are ``due`` are equal.
 
@@ -232,6 +272,8 @@ class Replicas(Stepper):
         values = self._values()
         keys, mine = [part.key for part in self._all], [read(values[part.name], part) for part in self._all]
         self._store.init(keys, mine)
+        if self._handed.waits:  # it comes back with what another has by then
+            return
         theirs = [torch.empty_like(elements) for elements in mine]
         self._store.pull(keys, theirs, copy=False)
         for part, elements in zip(self._all, theirs, strict=True):

@@ -14,15 +14,18 @@ something else (``workers/alike.py``).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from kvstore import KVStore, RowSparse, Table, UsageError
+from kvstore.spec import shorten
 from kvstore.ticket import Ticket
 from workers.alike import BACKWARD, WIDTH, Alike, in_one_phase
 from workers.common.buckets import divide
+from workers.common.hand_over import HandOver
 from workers.common.pushed import BackwardPushes, PushedGradients, settle
 from workers.common.sparse_gradients import RoundRows, as_gradient, as_rows, is_sparse, push_rows, table_key
 from workers.common.torch_internals import after_backward, raise_late
@@ -104,6 +107,7 @@ class GradientAverager(BackwardPushes):
         known: the keys of the store; the keys of tables are added.
         passes: how many backward passes add up before the last one sends the sum.
         sparse_as_dense: make sparse gradients dense; otherwise their rows are summed.
+        handed: is told of the first push of a step.
     """
 
     def __init__(
@@ -118,11 +122,12 @@ class GradientAverager(BackwardPushes):
         passes: int,
         sparse_as_dense: bool,
         overlap: bool,
+        handed: HandOver | None = None,
     ) -> None:
         names, tensors = list(params), list(params.values())
         self._buckets = divide([tensor.numel() * tensor.element_size() for tensor in tensors])
         super().__init__(names, tensors, store, self._buckets)
-        self._names, self._used, self._alike = names, used, alike
+        self._names, self._used, self._alike, self._handed = names, used, alike, handed
         self.rounds = 0
         self._average = average
         self._passes = passes
@@ -155,6 +160,20 @@ class GradientAverager(BackwardPushes):
         """Send the rest; return when every gradient is the average, or the sum. All workers call this."""
         self._send()
         self._receive()
+
+    def state(self) -> dict[str, Any]:
+        """Return what a worker that comes back must know between two steps."""
+        return {"names": self._names, "sparse": self._rows.positions, "rounds": self.rounds}
+
+    def take_over(self, state: Mapping[str, Any]) -> None:
+        """Go on as the worker that has returned ``state``."""
+        if state["names"] != self._names:
+            raise UsageError(
+                f"the others average the gradients of {shorten(state['names'])}, and this worker, which was started "
+                f"again, those of {shorten(self._names)}: unfreeze and add the same before it comes back"
+            )
+        self._rows.add(state["sparse"])
+        self.rounds = state["rounds"]
 
     # ---- during backward
 
@@ -269,6 +288,8 @@ class GradientAverager(BackwardPushes):
 
     def _push(self, bucket: range, absent: bool = False) -> None:
         """Send the gradients of ``bucket``, or zeros if this worker is ``absent`` from the round."""
+        if self._handed is not None:
+            self._handed.begin_step()
         if self._flight.streams:
             self._wait_for_streams()
         values: dict[int, torch.Tensor] = {}

@@ -6,6 +6,7 @@ there, gradients are averages when ``backward`` returns (``averager.py``), not o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -17,11 +18,15 @@ from kvstore import AlreadyInitialized, KVStore, Mismatch, UnknownName, Unsuppor
 from kvstore.store.maker import UNNAMED
 from workers import group
 from workers.alike import BETWEEN, STEP, Alike
+from workers.broadcast import load_optimizer_state, optimizer_state
 from workers.common.checks import at_least, require_optimizer
 from workers.common.gather import Gather, digest
+from workers.common.hand_over import HandOver, take_values, values_state
 from workers.common.tensors import require_own_memory
-from workers.common.values import describe, module_of
+from workers.common.values import buffers_around, describe, module_of
 from workers.ddp.averager import GradientAverager, counts_of
+
+log = logging.getLogger(__name__)
 
 Average = "average"
 """``DistributedOptimizer(op=workers.Average)``: gradients are averaged over the workers. The default."""
@@ -49,6 +54,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     optimizer. Buffers are those of the model, or else of all modules that hold the optimizer's parameters. Workers
     whose hyper-parameters differ in a step get ``Mismatch``, before they make it. Those with fewer batches ``join``. A
     parameter that is unfrozen, or added, on all workers at the same point is averaged from its first gradient on.
+
+    In a job that goes on without workers that die (``launch.py --min-workers``), one that is started again comes back
+    before its first forward pass in training, or in ``come_back``. It takes over the parameters, buffers, states and
+    hyper-parameters of another worker, whose first backward after a ``step`` waits for that.
 
     Parameter groups, state, and all attributes that this class lacks are those of ``optimizer``.
 
@@ -103,10 +112,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             "overlap": overlap,
         }
         self._skip = False
+        self._module = module
+        self.marks_steps = True  # whether the next push after ``step`` begins a step; see ``KVStore.boundary``
         self._store = group.store_for(kvstore, "DistributedOptimizer", UNNAMED)
         self._known: set[str] = set()
         self._watched: set[int] = set()
         self._gradients: GradientAverager | None = None
+        self._handed = HandOver(self._store, "DistributedOptimizer")
         if self._store.num_workers > 1:
             wanted = {"type": compression} if isinstance(compression, str) else compression
             if wanted is not None:
@@ -116,9 +128,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._how["compression"] = str(wanted)
             self._alike = Alike(optimizer, self._store, "DistributedOptimizer")
             self._gradients = self._watch()
-            self._alike.give(values)
-            if module is None:
-                self._alike.give_buffers()
+            if not self._handed.waits:
+                self._alike.give(values)
+                if module is None:
+                    self._alike.give_buffers()
+            self._handed.attach(next(iter(values)), self._state, self._take_over, self._all())
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step of the optimizer with averaged gradients; return the result of the optimizer's ``step``.
@@ -141,7 +155,31 @@ class DistributedOptimizer(torch.optim.Optimizer):
             result = self.optimizer.step(lambda: self._evaluate(closure))
         if self._gradients is not None:
             self._gradients.step_over()
+            if self.marks_steps:
+                self._handed.step_over()
         return result
+
+    def come_back(self) -> bool:
+        """Let this worker into a job that has gone on without it, if it was started again; return whether it was.
+
+        The first forward pass in training does it, too. A program that calls this before its first batch reads that
+        batch for the right step, by what it has attached to a store as shared:
+
+            store = kvstore.create("dist_sync")
+            optimizer = workers.DistributedOptimizer(torch.optim.Adam(model.parameters()), model, kvstore=store)
+            store.attach("scheduler", scheduler, shared=True)
+            store.attach("progress", progress, shared=True)
+            optimizer.come_back()
+            while progress.step < 10_000:
+                ...
+
+        Of several optimizers, all but the one whose backward is the first in a step have ``marks_steps = False``.
+
+        Raises:
+            UsageError: the others train other parameters.
+            KVStoreError: as for ``KVStore.boundary``.
+        """
+        return self._handed.come_back()
 
     def synchronize(self) -> None:
         """Average the gradients that are not averages yet: those of ``no_sync``, or of too few backward passes.
@@ -289,7 +327,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         before.close()
         self._gradients = self._watch()
         self._gradients.rounds = before.rounds
-        self._alike.give({self._name(tensor): tensor for tensor in new})
+        if not self._handed.waits:
+            self._alike.give({self._name(tensor): tensor for tensor in new})
 
     def _watch(self) -> GradientAverager:
         params = {self._name(tensor): tensor for tensor in self._all() if tensor.requires_grad and tensor.numel()}
@@ -328,7 +367,31 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise UsageError("this store has another model's keys; make a second one with kvstore.create") from None
         self._known.update(new)
         how = {name: value for name, value in self._how.items() if name != "compression"}
-        return GradientAverager(params, self._store, used, self._alike, self._known, **how)
+        return GradientAverager(params, self._store, used, self._alike, self._known, handed=self._handed, **how)
+
+    def _state(self) -> dict[str, Any]:
+        """Return what a worker that comes back takes over, between two steps."""
+        gradients = {} if self._gradients is None else self._gradients.state()
+        values, around = map(values_state, self._everything())
+        return {**gradients, "values": values, "around": around, "optimizer": optimizer_state(self.optimizer)}
+
+    def _take_over(self, state: Mapping[str, Any]) -> None:
+        if self._gradients is not None:
+            self._gradients.take_over(state)
+        values, around = self._everything()
+        take_values(values, state["values"])
+        if state["around"]["about"] == describe(around):
+            take_values(around, state["around"])
+        else:
+            log.warning("the modules that hold the parameters differ from another worker's: this one keeps its buffers")
+        load_optimizer_state(self.optimizer, state["optimizer"])
+
+    def _everything(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Return all parameters, with the buffers of the module; and the buffers around them if it is not known."""
+        values = {name: tensor for tensor, name in self._names.items()}
+        if self._module is None:
+            return values, buffers_around(self._all())
+        return values | dict(self._module.named_buffers()), {}
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
         """Call ``closure``; return its loss averaged over workers, when the gradients are averages too."""

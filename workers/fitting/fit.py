@@ -32,6 +32,7 @@ from workers import metrics
 from workers.averaging import DiLoCo
 from workers.callbacks.param import BatchEndParam
 from workers.common.checks import at_least, on_off_auto
+from workers.common.hand_over import take_values, values_state
 from workers.common.run_log import log_line
 from workers.common.stores import NO_RULE, open_store, updates_each_push
 from workers.fitting import position
@@ -111,6 +112,19 @@ class _Place:
         self._run.evaluated = state.get("evaluated") is not False  # older versions evaluated before they saved
 
 
+class _Buffers:
+    """The buffers of a run, as of each worker: one that comes back goes on with those of another."""
+
+    def __init__(self, copies: Copies) -> None:
+        self._copies = copies
+
+    def state_dict(self) -> dict[str, Any]:
+        return values_state(self._copies.buffers())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        take_values(self._copies.buffers(), state)
+
+
 class TrainingRun:
     """A training in progress. ``fit`` drives it, and callbacks may look at its attributes.
 
@@ -182,6 +196,8 @@ class TrainingRun:
             self.trainer.marks_steps = False  # a step is over when it has been counted here
         elif self.store is not None and self.store.min_workers and self.store.attach("fit", _Place(self), shared=True):
             self.batches = 0  # the job was resumed, and no worker's position in the data was saved
+        if self.store is not None and self.store.min_workers:
+            self.store.attach("buffers of fit", _Buffers(self._copies), shared=True, saved=False)
         self._archive.begin(self.reducer, self.store, self._in_step(), epoch=epoch, batch=self.batches)
         self._callbacks.tell("begin", self)
         if not self.evaluated and not self.batches:

@@ -23,6 +23,7 @@ from kvstore.job.config import Config
 from kvstore.rows.row_sparse import ParameterRows
 from kvstore.ticket import Ticket, explained
 from workers.common.checks import thawed
+from workers.common.hand_over import HandOver
 from workers.common.row_steps import row_steps
 from workers.common.sparse_gradients import RoundRows, as_gradient, as_rows, is_sparse, push_rows, table_key
 from workers.common.stores import updates_each_push
@@ -200,6 +201,7 @@ class GradientSync:
         rates: the hyper-parameters, if the store updates; None if it sums.
         frozen: positions of parameters that require no gradient so far. The store does not have them. ``thaw`` takes
             positions out of this set.
+        handed: is told of the first push of a step, if the store sums.
     """
 
     def __init__(
@@ -213,6 +215,7 @@ class GradientSync:
         overlap: bool | None,
         forward: nn.Module | None,
         frozen: set[int],
+        handed: HandOver | None = None,
     ) -> None:
         self._store = store
         self._rates = rates
@@ -245,6 +248,7 @@ class GradientSync:
             forward=forward,
             frozen=frozen,  # this very set, which ``thaw`` changes
             writes=self._writes,
+            handed=handed,
         )
         self._renew = False
         self._overlap = self._new_overlap()
@@ -326,6 +330,11 @@ class GradientSync:
         keys = [self._params[position].key for position in positions]
         with self._store.companion() as beside, explained(thawed(keys)):
             beside.barrier()
+
+    @property
+    def tables(self) -> list[int]:
+        """The positions of the parameters that have tables, in the order in which these were made."""
+        return self._sparse.positions
 
     def make_tables(self, positions: Sequence[int]) -> None:
         self._note(self._sparse.make(positions))
@@ -495,7 +504,10 @@ def take(store: KVStore, keys: Sequence[Any], weights: Any, *, updates: bool) ->
     try:
         # A store of the user's own may copy into the weights as they are, which autograd refuses otherwise.
         with torch.no_grad():
-            store.broadcast(keys, weights, weights)
+            if store.newcomer and not updates:  # the store has sums: the weights come from a worker
+                store.init(keys, weights)
+            else:
+                store.broadcast(keys, weights, weights)
     except AlreadyInitialized as exc:
         raise UsageError(
             f"this store has another model's values: {exc.args[0].partition(';')[0]}; make a second one with "
@@ -504,10 +516,11 @@ def take(store: KVStore, keys: Sequence[Any], weights: Any, *, updates: bool) ->
     (_updating if updates else _summing).add(store)
 
 
-def give_first(store: KVStore, replicas: Sequence[Mapping[str, torch.Tensor]]) -> None:
+def give_first(store: KVStore, replicas: Sequence[Mapping[str, torch.Tensor]], *, wanted: bool) -> None:
     """Give every worker and device rank 0's values of what is not trained: frozen parameters, and buffers.
 
-    The trainer's store does not have them: its servers would hold, and its checkpoints save, what never changes.
+    The trainer's store does not have them: its servers would hold, and its checkpoints save, what never changes. If
+    they are not ``wanted``, this makes the store that the other workers have made here.
     """
     first, *others = replicas
     named = {name: tensor for name, tensor in first.items() if has_parts(tensor)}
@@ -520,7 +533,8 @@ def give_first(store: KVStore, replicas: Sequence[Mapping[str, torch.Tensor]]) -
             log.warning("a %r store has no companion: frozen parameters and buffers stay each worker's own", store.type)
             return
         with beside:
-            Reducer.over(beside).broadcast(named)
+            if wanted:
+                Reducer.over(beside).broadcast(named)
     for other in others:
         for name in named.keys() & other.keys():
             overwrite(other[name], named[name].detach().to(other[name].device))

@@ -166,15 +166,19 @@ class LocalUpdates:
                     "which has not been made"
                 )
 
+    def states(self) -> StateTensors:
+        return self._updaters[0].states.of(param.key for param in self._params) | self._rows[0].of()
+
+    def load(self, states: StateTensors) -> None:
+        for device, updater in enumerate(self._updaters):
+            updater.states.load(states, {param.key: param.tensors[device].detach() for param in self._params})
+        self._rows = [LocalRows(updater.optimizer) for updater in self._updaters]  # they begin with what was loaded
+
     def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
-        updater = self._updaters[0]
-        saved = updater.states.of(param.key for param in self._params) | self._rows[0].of()
-        states_file.write(path, updater.optimizer.rule, saved, note=note)
+        states_file.write(path, self._updaters[0].optimizer.rule, self.states(), note=note)
 
     def load_optimizer_states(self, path: str | os.PathLike[str]) -> None:
         name, loaded = states_file.read(path)
         states_file.require_optimizer(name, self._updaters[0].optimizer.rule, path)
         states_file.require_keys(loaded, {param.key: spec_of(param.tensors[0]) for param in self._params}, path)
-        for device, updater in enumerate(self._updaters):
-            updater.states.load(loaded, {param.key: param.tensors[device].detach() for param in self._params})
-        self._rows = [LocalRows(updater.optimizer) for updater in self._updaters]  # they begin with what was loaded
+        self.load(loaded)

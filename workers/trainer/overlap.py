@@ -21,6 +21,7 @@ from torch import nn
 
 from kvstore import KVStore, KVStoreError, UsageError
 from workers.common.buckets import divide
+from workers.common.hand_over import HandOver
 from workers.common.pushed import BackwardPushes, PushedGradients, settle
 from workers.trainer.arrivals import Arrivals, require_waiting, write
 from workers.trainer.outside_writes import OutsideWrites
@@ -56,6 +57,7 @@ class Overlap(BackwardPushes):
         asked: begin after the first step whatever it was like, so that a program that does not fit gets an error.
         forward: the model whose modules wait for new values instead of the steps; only for a store that updates.
         writes: is told of values that are written into parameters between the steps.
+        handed: is told of the first push of a step.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Overlap(BackwardPushes):
         forward: nn.Module | None = None,
         frozen: Collection[int] = (),
         writes: OutsideWrites | None = None,
+        handed: HandOver | None = None,
     ) -> None:
         super().__init__(
             [param.key for param in params], [param.tensors[0] for param in params], store, buckets, frozen
@@ -82,6 +85,7 @@ class Overlap(BackwardPushes):
         self._excluded: set[int] = set(frozen)
         self._rescale: float | None = None  # the factor of the watched steps
         self._step = Step()
+        self._handed = handed
         self._arrivals = None if forward is None else Arrivals(forward, self._tensors, self._share, writes)
 
     def exclude(self, positions: Collection[int]) -> None:
@@ -175,6 +179,8 @@ class Overlap(BackwardPushes):
             self._step.rates = self._rates.apply()
         if self._watching or self._step.refused is not None or not positions:
             return
+        if self._handed is not None:
+            self._handed.begin_step()
         try:
             # The next forward pass needs the first layers' values first, though backward makes their gradients last.
             self._pushpull(positions, grads, priority=-min(positions), rescale=self._rescale)
@@ -265,6 +271,7 @@ def overlapping(
     forward: nn.Module | None,
     frozen: Collection[int] = (),
     writes: OutsideWrites | None = None,
+    handed: HandOver | None = None,
 ) -> Overlap | None:
     """Return the ``Overlap`` that pushes the gradients of ``params`` during backward, or None."""
     firsts = [param.tensors[0] for param in params]
@@ -293,4 +300,5 @@ def overlapping(
         forward=forward,
         frozen=frozen,
         writes=writes,
+        handed=handed,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import torch
 
@@ -152,6 +153,20 @@ class Likeness:
         about_rates = "" if rates is None or rates == self._rates else _words(self._rates, rates)
         self._rates, self._texts = rates or self._rates, (about_frozen, about_rates)
         if self._texts != before:
+            self._declare()
+
+    def state(self) -> dict[str, Any]:
+        """Return what a worker that comes back must know, so that its pushes say what the others' say."""
+        return {"rates": self._rates, "texts": list(self._texts)}
+
+    def take_over(self, state: Mapping[str, Any]) -> None:
+        """Go on as the worker that has returned ``state``."""
+        about_frozen, about_rates = state["texts"]
+        self._rates, self._texts = state["rates"], (about_frozen, about_rates)
+        self._declare()
+
+    def _declare(self) -> None:
+        if self._store is not None:
             self._store.declare(", ".join(filter(None, self._texts)) or None)
 
 

@@ -20,6 +20,7 @@ from kvstore.optim import states_file
 from kvstore.optim.optimizer import describe
 from kvstore.spec import shorten
 from workers.common.checks import at_least, on_off_auto
+from workers.common.hand_over import HandOver, take_values, values_state
 from workers.common.row_steps import row_steps
 from workers.common.sparse_gradients import table_key
 from workers.common.stores import join_refusal, open_store
@@ -189,6 +190,8 @@ class Trainer:
             self._frozen,
         )
         overlap_wanted = on_off_auto("overlap", overlap)
+        # Where workers have the weights; else a worker that comes back pulls them.
+        self._handed = None if self._store is None or on_store else HandOver(self._store, "Trainer")
         self._sync: GradientSync | None = None
         if self._store is None:
             if overlap_wanted:
@@ -205,8 +208,9 @@ class Trainer:
                 overlap=overlap_wanted,
                 forward=wait_in_forward,
                 frozen=self._frozen,
+                handed=self._handed,
             )
-            give_first(self._store, self._not_trained(buffers))
+            give_first(self._store, self._not_trained(buffers), wanted=self._handed is None or not self._handed.waits)
 
         if self._tables is not None:
             self._tables.begin(self.has_gradients)
@@ -219,6 +223,10 @@ class Trainer:
         self._likeness = Likeness(self._store, self._params, self._frozen)
         # After the store's own join a worker keeps weights from before the others' last rounds.
         self.joining = None if self._store is None else self._store.reserve_join(_join_advice(self._local is None))
+        if self._handed is not None:
+            self._buffers = buffers
+            tensors = [tensor for param in self._params for tensor in param.tensors]
+            self._handed.attach(f"{self._params[0].key}", self._state, self._take_over, tensors)
 
     def step(self, batch_size: int | None = None, ignore_stale_grad: bool = False) -> None:
         """Make one step: sum the gradients of all devices and workers, and update all parameters.
@@ -236,28 +244,29 @@ class Trainer:
         """
         with nullcontext() if self._store is None else self._store.traced("step"):
             self._step(batch_size, ignore_stale_grad)
-        if self._store is not None and self.marks_steps:
+        if self._store is not None and self._handed is None and self.marks_steps:
             self._store.boundary()
 
     def come_back(self) -> bool:
         """Let this worker into a job that has gone on without it, if it was started again; return whether it was.
 
         ``fit`` calls it before the first batch, and ``step`` at its beginning. See ``KVStore.boundary``. The weights
-        are those of the others then.
+        are those of the others then. With ``update_on_kvstore=False``, the first forward pass in training calls it,
+        too, and this worker takes over the weights, frozen ones and buffers that the trainer knows included, and the
+        states and hyper-parameters of another one, which is at the beginning of a ``step`` then.
 
         Raises:
-            Unsupported: the weights are updated in the workers: no server has them.
+            UsageError: the others train other parameters.
+            KVStoreError: as for ``KVStore.boundary``.
         """
         if self._store is None or self._sync is None or not self._store.newcomer:
             return False
-        if self._local is not None:
-            raise Unsupported(
-                "this worker was started again, and cannot come back: with update_on_kvstore=False no server has the "
-                "weights. Resume the job from a checkpoint"
-            )
-        self._store.boundary()
-        self._sync.pull()
-        self._likeness.say()
+        if self._handed is not None:
+            self._handed.come_back()
+        else:
+            self._store.boundary()
+            self._sync.pull()
+            self._likeness.say()
         return True
 
     def attach_rates(self, store: KVStore, name: str) -> None:
@@ -270,7 +279,7 @@ class Trainer:
         store.attach(name, self._rates, shared=True)
 
     def _step(self, batch_size: int | None, ignore_stale_grad: bool) -> None:
-        self.come_back()
+        self._begin_step()
         if self._frozen:
             self._thaw()
         if self._local is not None or self._sync is None:
@@ -299,6 +308,7 @@ class Trainer:
                 "allreduce_grads() is for update_on_kvstore=False; this store updates in step(), and "
                 "clip_grad_norm_() clips"
             )
+        self._begin_step()
         if self._frozen:
             self._thaw()
         left_out = self._left_out(ignore_stale_grad)
@@ -327,6 +337,8 @@ class Trainer:
         self._summed.clear()
         self._updated()
         self._likeness.say(self._rates.num_update, rates)
+        if self._handed is not None and self.marks_steps:
+            self._handed.step_over()
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, *, batch_size: int | None = None
@@ -352,7 +364,7 @@ class Trainer:
             Unsupported: a gradient is sparse.
         """
         self._between_steps("clip_grad_norm_()")
-        self.come_back()
+        self._begin_step()
         if self._frozen:
             self._thaw()
         return clip(self._trained(), self._peers, self._summed, self._scale(batch_size), max_norm, norm_type)
@@ -367,7 +379,7 @@ class Trainer:
             overflowed: whether this worker's gradients have overflowed.
         """
         self._between_steps("GradScaler.step()")
-        self.come_back()
+        self._begin_step()
         return self._peers.count("overflow", [overflowed])[0] > 0
 
     def zero_grad(self) -> None:
@@ -550,6 +562,46 @@ class Trainer:
         )
 
     # ---- helpers
+
+    def _begin_step(self) -> None:
+        """Come back, or let workers in that do, before the first push of a step."""
+        came = self.come_back()
+        if self._handed is None:
+            return
+        if came:  # the gradients are of weights that nobody has any more: they count as zeros
+            for grad in [tensor.grad for param in self._params for tensor in param.tensors if tensor.grad is not None]:
+                grad.zero_()
+        self._handed.begin_step()
+
+    def _state(self) -> dict[str, Any]:
+        """Return what a worker that comes back takes over, between two steps, where workers have the weights."""
+        states = {} if self._local is None else self._local.states()
+        return {
+            "rates": self._rates.save(),
+            "likeness": self._likeness.state(),
+            "tables": [] if self._sync is None else self._sync.tables,
+            "states": [[*which, state] for which, state in states.items()],
+            "values": values_state(self._everything(0)),
+        }
+
+    def _take_over(self, state: Mapping[str, Any]) -> None:
+        rates = self._rates.read(state["rates"], "what another worker has handed over")
+        for device in range(len(self._params[0].tensors)):
+            take_values(self._everything(device), state["values"])
+        if self._sync is not None:
+            self._sync.thaw(rates.trained)
+            self._sync.make_tables(state["tables"])
+        if self._local is not None:
+            self._local.load({(key, name): value for key, name, value in state["states"]})
+        self._rates.take(rates)
+        self._likeness.take_over(state["likeness"])
+
+    def _everything(self, device: int) -> dict[str, torch.Tensor]:
+        """Return all parameters of a device, and the buffers that are known."""
+        buffers = self._buffers[device] if device < len(self._buffers) else {}
+        return {f"{param.key}": param.tensors[device] for param in self._params} | {
+            f"buffer {name}": buffer for name, buffer in buffers.items()
+        }
 
     def _updated(self) -> None:
         self._rates.num_update += 1

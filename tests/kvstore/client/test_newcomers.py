@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,9 +16,11 @@ from played_session import SCHEDULER, PlayedSession
 from kvstore import wire
 from kvstore.client import newcomers as module
 from kvstore.client.entries import PushClocks
-from kvstore.client.newcomers import Newcomers, Part, newcomers
+from kvstore.client.newcomers import Mailbox, Newcomers, Part, newcomers
 from kvstore.client.optimizing import Optimizing
 from kvstore.client.requests import Joining, Requests, WorkerBarriers
+from kvstore.client.stored_tables import StoredRows
+from kvstore.errors import NodeLost, UsageError
 from kvstore.rule import Rule
 from kvstore.spec import Key, Spec
 from kvstore.ticket import WaitLimits
@@ -36,6 +37,24 @@ class Thing:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.state = state
+
+
+class Servers:
+    """The rows of the mailbox's table, as far as they have been put there."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Any] = {}
+        self.puts = 0
+
+    def put(self, given: StoredRows) -> None:
+        self.puts += 1
+        self.rows.update(zip(given.ids.tolist(), given.rows, strict=True))
+
+    def get(self, ids: Any) -> Any:
+        return np.stack([self.rows.get(each, np.zeros(module.MAIL_ROW, np.float32)) for each in ids.tolist()])
+
+    def mailbox(self) -> Mailbox:
+        return Mailbox(self.put, self.get)
 
 
 class Meetings:
@@ -102,14 +121,14 @@ class Side:
         return said
 
 
-def sponsor(**attached: Thing) -> Side:
-    side = Side()
+def sponsor(servers: Servers | None = None, **attached: Thing) -> Side:
+    side, servers = Side(), servers or Servers()
     side.clocks.pushed[:] = (3, 4)
     side.part.barriers.pass_to(2)
     side.part.joining.number = 1
     side.part.publishing.number = 6
     for name, thing in attached.items():
-        side.made.attach(name, thing)
+        side.made.attach(name, thing, servers.mailbox)
     return side
 
 
@@ -179,19 +198,75 @@ def test_stores_that_are_closed_are_left_out() -> None:
     assert last[1].stores == []
 
 
-def test_what_does_not_fit_stays_behind_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    large = torch.zeros(module.MOST_STATE // 4, dtype=torch.float32)
-    for thing, word in ((Thing(w=large), "characters"), (Thing(w=object()), "without what is attached")):
-        caplog.clear()
-        said = admitted(sponsor(thing=thing))
-        assert word in caplog.text
+def test_what_cannot_be_sent_stays_behind_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    said = admitted(sponsor(thing=Thing(w=object())))
+    assert "without what is attached" in caplog.text
+    newcomer, own = Side(newcomer=True, entered=said), Thing(step=1)
+    newcomer.made.attach("thing", own, Servers().mailbox)
+    newcomer.push(0)
+    assert own.state == {"step": 1}
+    assert newcomer.clocks.pushed.tolist() == [3, 4]
+
+
+# ---- what is large
+
+
+def large(seed: int) -> dict[str, Any]:
+    """A state that is too large for the scheduler, of any bits: NaNs with something in them, too."""
+    drawn = np.random.default_rng(seed)
+    bits = torch.from_numpy(drawn.integers(0, 256, 10 * module.MOST_STATE, dtype=np.uint8))
+    odd = torch.tensor([[True, False]])
+    return {"bits": bits, "floats": bits[:-3].clone()[: 4 * 999].view(torch.float32), "odd": odd, "none": bits[:0]}
+
+
+def bits_of(state: dict[str, Any]) -> list[bytes]:
+    return [value.numpy().tobytes() for value in state.values()]
+
+
+def test_what_is_large_goes_through_the_servers() -> None:
+    servers, state = Servers(), large(0)
+    said = admitted(sponsor(servers, thing=Thing(**state), step=Thing(at=3)))
+    assert len(said.state) < 1000
+    assert servers.puts > 1
+    newcomer, own, step = Side(newcomer=True, entered=said), Thing(), Thing()
+    newcomer.made.attach("thing", own, servers.mailbox)
+    newcomer.made.attach("step", step, servers.mailbox)
+    newcomer.push(0)
+    assert bits_of(own.state) == bits_of(state)
+    assert [own.state[name].dtype for name in state] == [state[name].dtype for name in state]
+    assert step.state == {"at": 3}
+
+
+def test_what_another_has_left_or_half_written_is_not_taken() -> None:
+    servers = Servers()
+    said = admitted(sponsor(servers, thing=Thing(**large(0))))
+    first = dict(servers.rows)
+    admitted(sponsor(servers, thing=Thing(**large(0))))  # with the same content, even
+    second = servers.rows
+    for rows in (second, {**first, 1: second[1]}, {at: row for at, row in first.items() if at != 2}):
+        servers.rows = rows
         newcomer = Side(newcomer=True, entered=said)
-        own = Thing(step=1)
-        newcomer.made.attach("thing", own)
+        newcomer.made.attach("thing", Thing(), servers.mailbox)
+        with pytest.raises(NodeLost, match="not on the servers any more"):
+            newcomer.push(0)
+        assert newcomer.session.newcomer
+    servers.rows = first
+    newcomer = Side(newcomer=True, entered=said)
+    with pytest.raises(UsageError, match="attach the same here before the first push"):
         newcomer.push(0)
-        assert own.state == {"step": 1}
-        assert newcomer.clocks.pushed.tolist() == [3, 4]
+
+
+def test_those_that_come_together_read_what_was_put_once_and_a_notice_that_comes_again_puts_nothing() -> None:
+    servers = Servers()
+    side = sponsor(servers, thing=Thing(**large(0)))
+    side.notice()
+    side.session.to_admit[2] = wire.Newcomer(2, 2, 7, 0)
+    one, two = (said for _, said in side.push(0) if isinstance(said, wire.Admitted))
+    assert one.state == two.state
+    puts = servers.puts
+    side.notice()
+    assert side.push(0) == []
+    assert servers.puts == puts
 
 
 # ---- the newcomer
@@ -201,7 +276,7 @@ def test_before_its_first_push_it_asks_and_goes_on_as_its_sponsor() -> None:
     state = {"step": 3, "m": torch.ones(2, 2, dtype=torch.bfloat16), "none": torch.empty(0, 3, dtype=torch.int64)}
     side = Side(newcomer=True, entered=admitted(sponsor(early=Thing(**state), late=Thing(step=9))))
     early, late = Thing(), Thing()
-    assert not side.made.attach("early", early)
+    assert not side.made.attach("early", early, Servers().mailbox)
     side.meetings.at = (0, 0)
     first = int(side.entries.ids[side.entries.firsts[1]])
     ((peer, asked),) = side.push(1)
@@ -214,9 +289,9 @@ def test_before_its_first_push_it_asks_and_goes_on_as_its_sponsor() -> None:
     for name in ("m", "none"):
         assert early.state[name].dtype == state[name].dtype  # type: ignore[attr-defined]
         assert torch.equal(early.state[name], state[name])  # type: ignore[arg-type]
-    assert side.made.attach("late", late)
+    assert side.made.attach("late", late, Servers().mailbox)
     assert late.state == {"step": 9}
-    assert not side.made.attach("other", Thing())
+    assert not side.made.attach("other", Thing(), Servers().mailbox)
     assert side.push(1) == []
 
 

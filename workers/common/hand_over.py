@@ -1,0 +1,123 @@
+"""What a worker that comes back takes over from one that is in, where workers have the weights.
+
+Between two steps, a worker that is in hands over its weights, the states of its optimizer and its buffers. The other
+one goes on with the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+from weakref import WeakMethod
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from kvstore import KVStore, UsageError
+from workers.common.tensors import PLAIN, overwrite, pack, unpack
+from workers.common.values import describe
+
+
+class HandOver:
+    """Hands the state of one object, as ``give`` returns it, to the same one of a worker that comes back: to ``take``.
+
+    A worker that is in does so before the first push of a step: then the program has counted the step before, and moved
+    its schedules. A worker that comes back does so before its first forward pass in training, or when it says so.
+
+    Args:
+        owner: the name of the object's class.
+
+    Attributes:
+        waits: whether this worker was started again, and has not taken over the state.
+    """
+
+    def __init__(self, store: KVStore, owner: str) -> None:
+        self._store, self._owner = store, owner
+        self._elastic = store.min_workers > 0
+        self._between = False  # whether a step is over, and nothing of the next one has been pushed
+        self.waits = store.newcomer
+
+    def attach(
+        self,
+        name: str,
+        give: Callable[[], Mapping[str, Any]],
+        take: Callable[[Mapping[str, Any]], None],
+        weights: Iterable[torch.Tensor],
+    ) -> None:
+        """Take part. ``give`` and ``take`` are methods, and ``weights`` must not be in a forward pass before these."""
+        # Weak: what is attached lives as long as the job, and an optimizer that its program drops is to go at once.
+        self._give, self._take = WeakMethod(give), WeakMethod(take)
+        if self._elastic:
+            self._store.attach(f"{self._owner} of {name}", self, shared=True, saved=False)
+        if self.waits:
+            _before_forward(weights, self.come_back)
+
+    def state_dict(self) -> dict[str, Any]:
+        give = self._give()
+        return {} if give is None else dict(give())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        take = self._take()
+        if take is not None and state:
+            take(state)
+            self.waits = False
+
+    def come_back(self) -> bool:
+        """Be let in, and take over the state; return whether this worker was started again and was not in yet."""
+        if not self._store.newcomer:
+            return False
+        self._store.boundary()
+        if self.waits:
+            raise UsageError(
+                f"no other worker has handed over its {self._owner}: all must make the same ones, before the first "
+                "step; or the state cannot be sent, as the log of that worker says"
+            )
+        return True
+
+    def step_over(self) -> None:
+        self._between = self._elastic
+
+    def begin_step(self) -> None:
+        """Let workers in, before the first push of a step.
+
+        Raises:
+            UsageError: this worker would push gradients of weights that the others do not have.
+        """
+        if self.waits:
+            raise UsageError(
+                f"this worker was started again, and has not the others' weights yet: call come_back() of its "
+                f"{self._owner} before the first batch"
+            )
+        if self._between:
+            self._between = False
+            self._store.boundary()
+
+
+def _before_forward(weights: Iterable[torch.Tensor], call: Callable[[], object]) -> None:
+    """Call ``call`` before the first forward pass, in training, of a module that has one of ``weights``."""
+    wanted = set(map(id, weights))
+
+    def hook(module: nn.Module, _: Any) -> None:
+        if module.training and torch.is_grad_enabled() and any(id(param) in wanted for param in module.parameters()):
+            handle.remove()
+            call()
+
+    handle = register_module_forward_pre_hook(hook)
+
+
+def values_state(values: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Return ``values`` of any dtype and layout as a state that can be attached to a store."""
+    tensors, forms = pack(values, PLAIN)
+    return {"about": describe(values), "tensors": tensors, "forms": forms}
+
+
+def take_values(values: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
+    """Overwrite ``values`` with those of which ``values_state`` has returned ``state``."""
+    if describe(values) != state["about"]:
+        raise UsageError(
+            "the others train other parameters than this worker, which was started again, or have other buffers: "
+            "make the same model before it comes back, frozen and unfrozen as theirs is now"
+        )
+    for name, value in unpack(state["tensors"], state["forms"]).items():
+        overwrite(values[name], value)
