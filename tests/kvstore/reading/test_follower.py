@@ -304,6 +304,8 @@ def test_what_is_refused_ends_nothing() -> None:
             store.publish({"f", "nope"})
         with pytest.raises(UsageError, match="must be a text"):
             store.publish(label="\ud800")
+        with pytest.raises(UsageError, match=r"'mask' cannot be published, .*: dtype torch.bool"):
+            store.publish_state({"mask": torch.ones(3, dtype=torch.bool)})
         with pytest.raises(UsageError, match="arrays by name, not a list"):
             store.publish_state([1])  # type: ignore[arg-type]
         assert store.publish() == 2
