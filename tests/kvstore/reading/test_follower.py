@@ -456,6 +456,34 @@ def test_the_rows_of_tables_become_each_version_whole() -> None:
         job.run(work)
 
 
+def test_a_parameter_that_becomes_a_table_is_not_left_as_it_was_without_a_word() -> None:
+    def work(store: DistStore) -> None:
+        store.init(["w", "b"], [torch.ones(10, 2), torch.zeros(3)])
+        w, b = torch.zeros(10, 2), torch.zeros(3)
+        with reader_of(job) as reader:
+            strict, loose = reader.follow({"w": w, "b": b}), reader.follow({"w": w.clone(), "b": b}, strict=False)
+            early = reader.follow({"w": w})
+            assert not early.update()  # it knows the key as an array
+            store.publish()
+            for each in (strict, loose):
+                assert each.update()
+            store.init("w/rows", Table(shape=(10, 2), parameter="w"))
+            store.push("w/rows", RowSparse([3], torch.full((1, 2), 7.0)))
+            store.pushpull("b", torch.full((3,), 5.0))
+            assert store.publish() == 2
+            for each in (strict, early):
+                for _ in range(2):
+                    with pytest.raises(KeyNotInitialized, match=r"key 'w' is a table. .* reader.open_table\('w'\)"):
+                        each.update()
+            assert strict.version == 1
+            assert loose.update()
+            assert b.tolist() == [5, 5, 5]
+            assert reader.open_table("w").lookup([3]).tolist() == [[7, 7]]
+
+    with job_with_readers() as job:
+        job.run(work)
+
+
 def test_versions_of_tables_alone_where_every_push_is_an_update() -> None:
     def work(store: DistStore) -> None:
         store.set_optimizer("sgd", learning_rate=1.0)
