@@ -166,6 +166,8 @@ class Follower:
         values = {value.key: value for value in found}
         tables = [key for key, value in values.items() if isinstance(value.spec, TableSpec)]
         dtypes = self._dtypes([values[key] for key in values if key not in tables], deadline)
+        if dtypes is None:
+            return None
         left_out = {*missing, *(key for key in values if key not in dtypes)}
         for name, key in list(self._names.items()):
             if key not in left_out:
@@ -203,8 +205,11 @@ class Follower:
         self._copy = PublishedCopy(published, memory or CopyMemory(published))
         return self._copy
 
-    def _dtypes(self, values: Sequence[HeldValue], deadline: float) -> dict[Key, str]:
-        """Return as what each of ``values`` is published that is in any version, by asking for one not there yet."""
+    def _dtypes(self, values: Sequence[HeldValue], deadline: float) -> dict[Key, str] | None:
+        """Return as what each of ``values`` is published that is in any version, by asking for one not there yet.
+
+        None: one of the servers has not yet the first version, which another one has.
+        """
         if not values:
             return {}
         asked: dict[int, list[HeldValue]] = {}
@@ -212,8 +217,10 @@ class Follower:
             for segment in value.segments[:1]:
                 asked.setdefault(segment.server, []).append(value)
         dtypes: dict[Key, str] = {}
+        numbers: list[int] = []
 
         def take(some: Sequence[HeldValue], reply: wire.VersionRead) -> None:
+            numbers.append(reply.number)
             dtypes.update(zip((value.key for value in some), reply.dtypes, strict=False))
 
         asks = [
@@ -230,8 +237,9 @@ class Follower:
             if len(values) == 1:
                 return {}
             middle = len(values) // 2
-            return self._dtypes(values[:middle], deadline) | self._dtypes(values[middle:], deadline)
-        return dtypes
+            parts = [self._dtypes(part, deadline) for part in (values[:middle], values[middle:])]
+            return None if parts[0] is None or parts[1] is None else parts[0] | parts[1]
+        return dtypes if all(numbers) else None
 
     # ---- what is fetched
 

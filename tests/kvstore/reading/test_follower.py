@@ -456,6 +456,34 @@ def test_the_rows_of_tables_become_each_version_whole() -> None:
         job.run(work)
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_array_whose_server_makes_the_first_version_later_than_another_is_not_left_out(strict: bool) -> None:
+    looked = threading.Event()
+
+    def work(store: DistStore) -> None:
+        store.init(["a", "b"], [torch.zeros(9), torch.zeros(9)])  # each on a server of its own
+        store.push("a", torch.ones(9))
+        if store.rank:
+            looked.wait()
+            store.push("b", torch.ones(9))
+            return
+        store.push("b", torch.ones(9))
+        store.pull("a", torch.zeros(9))
+        store.publish()  # one server has it now, the other when worker 1 has pushed
+        with reader_of(job) as reader:
+            a, b = torch.zeros(9), torch.zeros(9)
+            model = reader.follow({"a": a, "b": b}, strict=strict)
+            try:
+                assert not model.update()
+            finally:
+                looked.set()
+            assert model.wait_newer() == 1
+            assert torch.equal(b, torch.full((9,), 2.0))
+
+    with job_with_readers(workers=2) as job:
+        job.run(work)
+
+
 def test_a_parameter_that_becomes_a_table_is_not_left_as_it_was_without_a_word() -> None:
     def work(store: DistStore) -> None:
         store.init(["w", "b"], [torch.ones(10, 2), torch.zeros(3)])
