@@ -397,7 +397,7 @@ class ElasticSampler(Sampler[int]):
         name: of the data set, if there are several of these samplers.
 
     Raises:
-        UsageError: a number is out of range.
+        UsageError: a number is out of range; or an epoch that is used up is iterated over again.
     """
 
     def __init__(
@@ -408,11 +408,13 @@ class ElasticSampler(Sampler[int]):
         self._seed = at_least("seed", seed, 0, 2**64 - 1)
         self.epoch = 0
         self._passes = self._used = self._taken = 0
+        self._ended = False  # whether a pass has come to its end, and ``is_over`` has not been asked since
 
     def set_epoch(self, epoch: int) -> None:
         """Go to ``epoch``. If it is already under way, nothing changes."""
         if at_least("epoch", epoch, 0) != self.epoch:
             self.epoch, self._passes, self._used, self._taken = epoch, 0, 0, 0
+            self._ended = False
 
     def passes(self, batches: Iterable[T], *joined: Joinable) -> Iterator[T]:
         """Yield the batches of an epoch, and join; again, if samples of a worker that died have come back.
@@ -430,7 +432,7 @@ class ElasticSampler(Sampler[int]):
     def is_over(self) -> bool:
         """Return whether the epoch is over; after each ``join``, on all workers. If not, iterate and join again."""
         self._passes += 1
-        self._used = self._taken
+        self._used, self._ended = self._taken, False
         share = self._store.take_share(
             self._length, 0, data=self._name, epoch=self.epoch, used=self._used, passes=self._passes
         )
@@ -441,6 +443,11 @@ class ElasticSampler(Sampler[int]):
         return -(-self._length // self._store.num_workers)
 
     def __iter__(self) -> Iterator[int]:
+        if self._ended:  # another pass would have no sample, and a loop over epochs would seem to train
+            raise UsageError(
+                f"epoch {self.epoch} of this ElasticSampler has been used up: call set_epoch(epoch) before each epoch, "
+                "and iterate over sampler.passes(loader, trainer)"
+            )
         order = np.arange(self._length)
         if self._shuffle:
             order = np.random.default_rng([self._seed, self.epoch]).permutation(order)
@@ -458,6 +465,7 @@ class ElasticSampler(Sampler[int]):
                 self._length, size or 1, data=self._name, epoch=self.epoch, used=self._used
             )
             if start == stop:
+                self._ended = True
                 return
             self._taken += stop - start
             yield from order[start:stop].tolist()

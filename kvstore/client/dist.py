@@ -477,6 +477,8 @@ class DistStore(KVStore):
             most = self._pieces.of(self._entries.nbytes + sum(state[key].nbytes for key in new))
             self.init(new, [state[key] for key in new])
             self._publishing.put_first(new, most)
+            if self._newcomers is not None:  # of a worker that leads in place of another, init takes no values
+                self._publishing.put(state)
         return self._publishing.publish(list(state_dict), label, None)
 
     def _publish_rest(self, every: int) -> None:

@@ -61,9 +61,14 @@ class Publishing:
         chosen = self._chosen(keys, entries)
         self._dtypes |= self._published_as(chosen, entries, rounded)
         # Counted before anybody is asked: after an exception some servers may have the version, and numbers must rise.
+        first = not self.number
         number = self.count()
         if self._requests.session.leads:
-            self._ask(chosen, number, label, rounded)
+            last = self._ask(chosen, number, label, rounded)
+            if first and last > number:  # one that is lost has published, alone, so this worker could not count along
+                self.number = last
+                number = self.count()
+                self._ask(chosen, number, label, rounded)
         return number
 
     def count(self) -> int:
@@ -76,7 +81,12 @@ class Publishing:
     def rounded(self, state: Mapping[Any, Any], dtype: Any) -> dict[Any, torch.Tensor]:
         """Return the arrays of ``state`` as they are published."""
         rounded = _rounded(dtype)
-        tensors = {key: as_tensor(array) for key, array in state.items()}
+        tensors = {}
+        for key, array in state.items():
+            try:
+                tensors[key] = as_tensor(array)
+            except UsageError as exc:
+                raise UsageError(f"{key!r} cannot be published, so leave it out of state_dict: {exc}") from None
         return {
             key: tensor.to(as_dtype(published_as(spec_of(tensor).dtype, rounded))).contiguous()
             for key, tensor in tensors.items()
@@ -127,7 +137,8 @@ class Publishing:
                 raise UsageError(f"key {key!r} is published as {dtypes[key]}, and cannot be published as {wanted}")
         return dtypes
 
-    def _ask(self, keys: list[Key], number: int, label: str, rounded: str | None) -> None:
+    def _ask(self, keys: list[Key], number: int, label: str, rounded: str | None) -> int:
+        """Have servers make a version; return the highest number that they have been asked for."""
         entries, pushed = self._store.entries, self._store.clocks.pushed
         servers = range(len(self._requests.session.servers))
         segments: dict[int, tuple[list[int], list[int]]] = {server: ([], []) for server in servers}
@@ -139,7 +150,8 @@ class Publishing:
                 clocks.append(int(pushed[entry.place]))
         fields = {"lineage": self._lineage, "number": number, "label": label, "rounded": rounded}
         own = {server: {**fields, "ids": ids, "clocks": clocks} for server, (ids, clocks) in segments.items()}
-        self._requests.each("publish", keys, wire.Publish, own)
+        replies: dict[int, wire.PublishNoted] = self._requests.each("publish", keys, wire.Publish, own)
+        return max(reply.last for reply in replies.values())
 
 
 MOST_LABEL = 256  # characters

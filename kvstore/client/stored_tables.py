@@ -52,12 +52,15 @@ class TableReading:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        client = self._requests.session.client
+        if client.failure is not None or client.links.closed:
+            return  # a loop that an error has ended is closed late: servers have forgotten this worker, and no one asks
         operation = self._requests.operation("reading a table")
         questions = [
             Question(peer, operation, wire.Thaw, {"store": self._requests.store, "number": frozen.number})
             for peer, frozen in zip(self._requests.session.servers, self.stripes, strict=True)
         ]
-        self._requests.session.client.submit(operation, ready, questions)
+        client.submit(operation, ready, questions)
 
     @property
     def steps(self) -> int:

@@ -166,6 +166,8 @@ class Follower:
         values = {value.key: value for value in found}
         tables = [key for key, value in values.items() if isinstance(value.spec, TableSpec)]
         dtypes = self._dtypes([values[key] for key in values if key not in tables], deadline)
+        if dtypes is None:
+            return None
         left_out = {*missing, *(key for key in values if key not in dtypes)}
         for name, key in list(self._names.items()):
             if key not in left_out:
@@ -176,6 +178,11 @@ class Follower:
                 for more, other in self._arrays.items()
                 if self._names[more] not in left_out
             )
+            if self._strict and not tied and key in tables:
+                raise KeyNotInitialized(
+                    f"{name!r} cannot follow: key {key!r} is a table. Follow its rows with reader.open_table({key!r}), "
+                    "and leave it out, or pass strict=False, which leaves such arrays as they are"
+                )
             if self._strict and not tied:
                 raise KeyNotInitialized(
                     f"{name!r} is not published: no version has key {key!r}. Leave it out, give names=, or pass "
@@ -198,8 +205,11 @@ class Follower:
         self._copy = PublishedCopy(published, memory or CopyMemory(published))
         return self._copy
 
-    def _dtypes(self, values: Sequence[HeldValue], deadline: float) -> dict[Key, str]:
-        """Return as what each of ``values`` is published that is in any version, by asking for one not there yet."""
+    def _dtypes(self, values: Sequence[HeldValue], deadline: float) -> dict[Key, str] | None:
+        """Return as what each of ``values`` is published that is in any version, by asking for one not there yet.
+
+        None: one of the servers has not yet the first version, which another one has.
+        """
         if not values:
             return {}
         asked: dict[int, list[HeldValue]] = {}
@@ -207,8 +217,10 @@ class Follower:
             for segment in value.segments[:1]:
                 asked.setdefault(segment.server, []).append(value)
         dtypes: dict[Key, str] = {}
+        numbers: list[int] = []
 
         def take(some: Sequence[HeldValue], reply: wire.VersionRead) -> None:
+            numbers.append(reply.number)
             dtypes.update(zip((value.key for value in some), reply.dtypes, strict=False))
 
         asks = [
@@ -225,8 +237,9 @@ class Follower:
             if len(values) == 1:
                 return {}
             middle = len(values) // 2
-            return self._dtypes(values[:middle], deadline) | self._dtypes(values[middle:], deadline)
-        return dtypes
+            parts = [self._dtypes(part, deadline) for part in (values[:middle], values[middle:])]
+            return None if parts[0] is None or parts[1] is None else parts[0] | parts[1]
+        return dtypes if all(numbers) else None
 
     # ---- what is fetched
 
@@ -252,31 +265,42 @@ class Follower:
         return False
 
     def _update(self, deadline: float) -> bool:
+        try:
+            changed = self._updated(deadline)
+        except UsageError:
+            # Where keys are may have changed: stores are closed and made. The array of a parameter whose gradients turn
+            # out to be sparse is a table from its first step on: then say so, or leave it as it is.
+            self._leave()
+            known = set(self._keys(deadline))
+            values = self._source.find([key for key in self._names.values() if key in known], deadline)
+            if not any(isinstance(value.spec, TableSpec) for value in values):
+                raise
+            changed = self._updated(deadline)
+        if changed is not None and self._on_update is not None:
+            self._on_update(changed)  # others have the copy meanwhile
+        return changed is not None
+
+    def _updated(self, deadline: float) -> list[str] | None:
+        """Have the newest version; return the names of what has changed, None if it was there."""
         copy = self._found(deadline)
         if copy is None or not copy.servers:
-            return False
+            return None
         newest = self._newest(copy.servers[0], deadline)
         lineage, number, _ = newest
         if not number:
-            return False
+            return None
         if copy.memory.lineage not in (UNKNOWN, lineage):  # another run: where arrays are may have changed
             self._leave()
             copy = self._found(deadline)
             if copy is None:
-                return False
+                return None
         try:
-            changed = self._changed(copy, newest, deadline)
+            return self._changed(copy, newest, deadline)
         except SharingStalled as exc:
             log.warning("%s: this follower has a copy of its own from now on", exc)
             self._leave()
             self._alone = True
-            return self._update(deadline)
-        except UsageError:
-            self._leave()  # where keys are may have changed: stores are closed and made
-            raise
-        if changed is not None and self._on_update is not None:
-            self._on_update(changed)  # others have the copy meanwhile
-        return changed is not None
+            return self._updated(deadline)
 
     def _changed(self, copy: PublishedCopy, newest: tuple[int, int, str], deadline: float) -> list[str] | None:
         """Have ``newest``, or a later one, in the arrays; return the names of what has changed, None if they had it."""

@@ -161,6 +161,7 @@ from kvstore.wire.tracing import FetchTrace, TraceChunk, TraceFetched
 from kvstore.wire.versions import (
     Publish,
     PublishedState,
+    PublishNoted,
     ReadTable,
     ReadVersion,
     TableRead,

@@ -42,8 +42,9 @@ def pieces(size: int) -> Iterator[tuple[int, int]]:
 class Publish(Request):
     """From rank 0: segments ``ids``, each when ``clocks[i]`` of its rounds are over, are version ``number``.
 
-    The answer comes at once. Without rounds, and where rounds go on without rank 0, a segment may be later already:
-    then it is taken as it is. Segments that were published before, and are not named, stay as they were published last.
+    The answer, ``PublishNoted``, comes at once. Without rounds, and where rounds go on without rank 0, a segment may be
+    later already: then it is taken as it is. Segments that were published before, and are not named, stay as they were
+    published last.
     """
 
     store: f.Store
@@ -56,6 +57,13 @@ class Publish(Request):
 
     def __post_init__(self) -> None:
         same_length(self.ids, self.clocks)
+
+
+@message(182)
+class PublishNoted(Reply):
+    """It is noted, or had been before. ``last`` is the highest number that any worker has asked for."""
+
+    last: Number
 
 
 @message(77)

@@ -59,10 +59,7 @@ class ValueRead:
     def __init__(self, store: ServedStore, message: wire.ReadValues, memory: Memory) -> None:
         if len(message.ids) > MOST_SEGMENTS:
             raise UsageError(f"{len(message.ids)} segments are too many; ask for at most {MOST_SEGMENTS} at once")
-        if moved := store.buckets.moved:
-            for number in message.ids:
-                if (key := store.buckets.segment(number).key) in moved:
-                    raise UsageError(f"key {key!r} is a table by now, and its array is not updated any more: ask again")
+        _require_arrays(store, message.ids)
         self._store = store
         self._message = message
         self._numbers = [store.buckets.holding(number).version for number in message.ids]
@@ -112,6 +109,13 @@ class ValueRead:
             self._numbers[self._positions[self._at]] = bucket.version
             self._at, self._source, self._tries = self._at + 1, None, 0
         return copied
+
+
+def _require_arrays(store: ServedStore, ids: Sequence[int]) -> None:
+    if moved := store.buckets.moved:
+        for number in ids:
+            if (key := store.buckets.segment(number).key) in moved:
+                raise UsageError(f"key {key!r} is a table by now, and its array is not updated any more: ask again")
 
 
 class _Follower(NamedTuple):
@@ -288,6 +292,7 @@ class PublishedRead:
         publishing = store.publishing
         if publishing.pending:
             publishing.reached()
+        _require_arrays(store, message.ids)
         self._store, self._message, self._memory = store, message, memory
         count = len(message.held) if message.ids else 0
         found = publishing.pieces_of(message.ids) if publishing.whole else []

@@ -375,17 +375,17 @@ class Publishing:
             times, and always where nothing is published.
         whole: the labels of the whole versions that can be read, by number: two at most.
         made: how many versions have become whole here.
+        last: the number of the last version that was asked for.
     """
 
     def __init__(self, store: int, buckets: Buckets, recording: Recording) -> None:
         self.lineage = UNKNOWN
         self.pending: list[_Pending] = []
         self.whole: dict[int, str] = {}
-        self.made = 0
+        self.made = self.last = 0
         self._store = store
         self._buckets = buckets
         self._recording = recording
-        self._last = 0  # the number of the last version that was asked for
         self._wanted: dict[wire.Node, tuple[int, int]] = {}  # what readers fetch, and ``made`` when they last asked
         self._values: dict[int, list[PublishedValues]] = {}  # by segment, of each of its pieces
         self._rows: dict[int, PublishedRows] = {}  # by segment, of a table
@@ -400,10 +400,14 @@ class Publishing:
 
         ``succeeds``: the worker that asks goes on for one that is lost, which may have asked for this version already.
         """
-        if succeeds and self.lineage == message.lineage and message.number <= self._last:
-            return
-        if message.number <= self._last or self.lineage not in (UNKNOWN, message.lineage):
-            raise UsageError(f"version {message.number} of store {self._store} cannot follow version {self._last}")
+        if succeeds and self.lineage == message.lineage:
+            wanted = zip(message.ids, message.clocks, strict=True)
+            if message.number <= self.last or any(
+                clock < pending.missing.get(number, 0) for number, clock in wanted for pending in self.pending
+            ):
+                return
+        if message.number <= self.last or self.lineage not in (UNKNOWN, message.lineage):
+            raise UsageError(f"version {message.number} of store {self._store} cannot follow version {self.last}")
         new: dict[int, list[PublishedValues]] = {}
         for number in message.ids:
             if self._buckets.is_table(number):
@@ -416,7 +420,7 @@ class Publishing:
         if self._recording.on:
             self._recording.note(message)
         self._values |= new
-        self.lineage, self._last = message.lineage, message.number
+        self.lineage, self.last = message.lineage, message.number
         missing = dict(zip(message.ids, message.clocks, strict=True))
         self.pending.append(_Pending(message.number, message.label, missing))
         self.reached(self._buckets.targets_of(message.ids))
@@ -525,7 +529,7 @@ class Publishing:
 
     def restore(self, message: wire.VersionState | wire.PublishedState) -> None:
         if isinstance(message, wire.VersionState):
-            self.lineage, self._last = message.lineage, message.number
+            self.lineage, self.last = message.lineage, message.number
             if message.ids:
                 missing = dict(zip(message.ids, message.clocks, strict=True))
                 self.pending.append(_Pending(message.number, message.label, missing))

@@ -318,8 +318,10 @@ class ServedStore:
             self.buckets.table(message.id)
         return self._answer(self.waiting.park(peer, message))
 
-    def publish(self, _: bytes, message: wire.Publish) -> None:
-        self.publishing.begin(message, bool(self.waiting.lost))
+    def publish(self, _: bytes, message: wire.Publish) -> wire.PublishNoted:
+        # A worker that was started again goes on for itself, when none is lost any more.
+        self.publishing.begin(message, bool(self.waiting.lost) or message.node.incarnation > 1)
+        return wire.PublishNoted(message.seq, self.publishing.last)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         use = self.tables.updaters(optimizer)

@@ -56,7 +56,7 @@ class Server(Pair):
 
     def tell(self, message: wire.Message) -> None:
         reply = self.reply(self.workers[0], message)
-        assert isinstance(reply, wire.Ack), reply
+        assert isinstance(reply, wire.Ack | wire.PublishNoted), reply
 
     def own(self, number: int, ids: list[int]) -> list[int]:
         where = stripes_of(TABLES[number], np.array(ids, np.int64), self.servers)

@@ -6,9 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from simulation.returns import BASE, Run, exhaustive, returning
-from simulation.runs import Plan
+import torch
+from simulation.job import SimulatedJob
+from simulation.returns import BASE, REST_S, Progress, Run, exhaustive, returning
+from simulation.runs import Plan, carry_out_in, job_of, never_right
+from small_jobs import value_of
 
+from kvstore.client import DistStore
 from kvstore.client.newcomers import Newcomers
 from kvstore.client.requests import WorkerBarriers
 from servers.scheduler.newcomers import Newcomers as Sponsors
@@ -60,6 +64,39 @@ def test_workers_are_added_while_others_die(mode: str) -> None:
     runs = [Run(each) for each in plans]
     assert [run.verdict for run in runs] == ["exact"] * len(runs)
     assert all({3, 4} & {rank for rank, _ in run.program.entered} for run in runs)
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["all publish", "the first publishes"])
+def test_whoever_publishes_in_place_of_a_lost_worker_publishes_its_own_values(alone: bool) -> None:
+    """Where the first worker publishes alone, the others have not counted its versions."""
+    for at in range(60, 150, 30):
+        plan = replace(BASE, crashes=(("worker 0", at),))
+        job = job_of(plan)
+        numbers: list[int] = []
+
+        def publish(store: DistStore, numbers: list[int] = numbers, job: SimulatedJob = job) -> int:
+            progress = Progress()
+            store.attach("progress", progress, shared=True)
+            store.boundary()
+            assert job.world.current is not None
+            while progress.step < 40:
+                progress.step += 1
+                leads = store.rank == store.members()[0]
+                if leads or not alone:
+                    value = 100.0 * progress.step + store.rank
+                    number = store.publish_state({"w": torch.full((4,), value)}, label=str(progress.step))
+                    if leads and store.rank == store.members()[0]:  # else another has come back meanwhile
+                        assert value_of(store, "w", 4).tolist() == [value] * 4
+                        numbers.append(number)
+                job.world.current.wait(REST_S)
+                store.boundary()
+            return store.rank
+
+        outcome = carry_out_in(job, plan, publish)
+        assert never_right(outcome) == "", f"{plan}: {outcome.errors}\n{outcome.trace()}"
+        assert not outcome.errors, f"{plan}: {outcome.errors}\n{outcome.trace()}"
+        assert len(numbers) > 10, f"{plan}: versions {numbers}"
+        assert numbers == sorted(numbers), f"{plan}: versions {numbers}"
 
 
 # ---- what is broken is found

@@ -449,6 +449,16 @@ def test_samples_that_came_back_are_used_in_another_pass() -> None:
     assert [each["passes"] for each in store.asked if not each["most"]] == [1, 2]
 
 
+def test_another_pass_over_an_epoch_that_is_used_up_is_refused() -> None:
+    """It would have no sample: a loop over epochs that forgets ``set_epoch`` would train one of them."""
+    batches = loader(Recorded(), 1)
+    assert len(items(iter(batches))) == SIZE
+    with pytest.raises(UsageError, match=r"epoch 0 .* call set_epoch\(epoch\) before each epoch"):
+        items(iter(batches))
+    batches.sampler.set_epoch(1)  # type: ignore[attr-defined]
+    assert len(items(iter(batches))) == SIZE
+
+
 def test_fit_takes_a_loader_with_it() -> None:
     store = kv.create("local")
     torch.manual_seed(0)

@@ -450,3 +450,18 @@ def test_pages_are_small_and_a_reading_that_is_left_ends(cluster: ThreadedJob, m
         assert sum(len(page) for page in store.table_rows("t")) == 500
 
     cluster.run(work)
+
+
+def test_a_reading_that_outlives_the_job_ends_without_a_word() -> None:
+    """As a generator whose loop an error has ended: it is closed after the worker has left."""
+
+    def work(store: DistStore) -> Any:
+        store.init("t", Table(dim=2))
+        store.push("t", RowSparse(range(500), torch.ones(500, 2)))
+        reading = store.table_rows("t")
+        next(iter(reading))
+        return reading
+
+    with ThreadedJob(workers=1, servers=1) as job:
+        (reading,) = job.run(work)
+    reading.close()

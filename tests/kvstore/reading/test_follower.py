@@ -304,6 +304,8 @@ def test_what_is_refused_ends_nothing() -> None:
             store.publish({"f", "nope"})
         with pytest.raises(UsageError, match="must be a text"):
             store.publish(label="\ud800")
+        with pytest.raises(UsageError, match=r"'mask' cannot be published, .*: dtype torch.bool"):
+            store.publish_state({"mask": torch.ones(3, dtype=torch.bool)})
         with pytest.raises(UsageError, match="arrays by name, not a list"):
             store.publish_state([1])  # type: ignore[arg-type]
         assert store.publish() == 2
@@ -451,6 +453,62 @@ def test_the_rows_of_tables_become_each_version_whole() -> None:
                 reader.open_table("late", timeout=0.3)
 
     with job_with_readers(workers=2) as job:
+        job.run(work)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_array_whose_server_makes_the_first_version_later_than_another_is_not_left_out(strict: bool) -> None:
+    looked = threading.Event()
+
+    def work(store: DistStore) -> None:
+        store.init(["a", "b"], [torch.zeros(9), torch.zeros(9)])  # each on a server of its own
+        store.push("a", torch.ones(9))
+        if store.rank:
+            looked.wait()
+            store.push("b", torch.ones(9))
+            return
+        store.push("b", torch.ones(9))
+        store.pull("a", torch.zeros(9))
+        store.publish()  # one server has it now, the other when worker 1 has pushed
+        with reader_of(job) as reader:
+            a, b = torch.zeros(9), torch.zeros(9)
+            model = reader.follow({"a": a, "b": b}, strict=strict)
+            try:
+                assert not model.update()
+            finally:
+                looked.set()
+            assert model.wait_newer() == 1
+            assert torch.equal(b, torch.full((9,), 2.0))
+
+    with job_with_readers(workers=2) as job:
+        job.run(work)
+
+
+def test_a_parameter_that_becomes_a_table_is_not_left_as_it_was_without_a_word() -> None:
+    def work(store: DistStore) -> None:
+        store.init(["w", "b"], [torch.ones(10, 2), torch.zeros(3)])
+        w, b = torch.zeros(10, 2), torch.zeros(3)
+        with reader_of(job) as reader:
+            strict, loose = reader.follow({"w": w, "b": b}), reader.follow({"w": w.clone(), "b": b}, strict=False)
+            early = reader.follow({"w": w})
+            assert not early.update()  # it knows the key as an array
+            store.publish()
+            for each in (strict, loose):
+                assert each.update()
+            store.init("w/rows", Table(shape=(10, 2), parameter="w"))
+            store.push("w/rows", RowSparse([3], torch.full((1, 2), 7.0)))
+            store.pushpull("b", torch.full((3,), 5.0))
+            assert store.publish() == 2
+            for each in (strict, early):
+                for _ in range(2):
+                    with pytest.raises(KeyNotInitialized, match=r"key 'w' is a table. .* reader.open_table\('w'\)"):
+                        each.update()
+            assert strict.version == 1
+            assert loose.update()
+            assert b.tolist() == [5, 5, 5]
+            assert reader.open_table("w").lookup([3]).tolist() == [[7, 7]]
+
+    with job_with_readers() as job:
         job.run(work)
 
 
