@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 import pytest
+import torch
 from _pytest.runner import pytest_sessionfinish as tear_down
 from _pytest.runner import runtestprotocol
 
@@ -104,6 +105,8 @@ class Runners:
             return
         code = 1
         try:
+            # The first threads to use torch would make its pool of threads anew, each on its own, and some find none.
+            torch.set_num_threads(torch.get_num_threads())
             for each in (*self._pids, pipe):  # who writes into one learns that the parent has ended
                 each.close()
             Runner(self._session, self._queue, there).run()

@@ -53,7 +53,7 @@ class TableReading:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         client = self._requests.session.client
-        if client.failure is not None or client.links.closed:
+        if client.over:
             return  # a loop that an error has ended is closed late: servers have forgotten this worker, and no one asks
         operation = self._requests.operation("reading a table")
         questions = [

@@ -207,6 +207,11 @@ class Client:
 
     # ---- the job
 
+    @property
+    def over(self) -> bool:
+        """Whether the job has failed, or this process has left it."""
+        return self.failure is not None or self.links.closed
+
     def check(self) -> None:
         if self.failure is not None:
             raise again(self.failure)

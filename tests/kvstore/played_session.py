@@ -65,10 +65,12 @@ class _PlayedClient(Heap):
 
     Attributes:
         made: the requests.
+        over: see ``Client``.
     """
 
     def __init__(self, answer: Callable[[bytes, Any], wire.Reply | None]) -> None:
         self.made: list[PendingRequest] = []
+        self.over = False
         self._answer = answer
         self._seq = 0
 

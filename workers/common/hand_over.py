@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
-from weakref import WeakMethod
+from weakref import WeakMethod, finalize
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from kvstore import KVStore, UsageError
 from workers.common.tensors import PLAIN, overwrite, pack, unpack
@@ -48,10 +49,10 @@ class HandOver:
         """Take part. ``give`` and ``take`` are methods, and ``weights`` must not be in a forward pass before these."""
         # Weak: what is attached lives as long as the job, and an optimizer that its program drops is to go at once.
         self._give, self._take = WeakMethod(give), WeakMethod(take)
+        if self.waits:  # before it is attached, for that may end the wait
+            self._unhook = finalize(self, _before_forward(weights, WeakMethod(self.come_back)).remove)
         if self._elastic:
             self._store.attach(f"{self._owner} of {name}", self, shared=True, saved=False)
-        if self.waits:
-            _before_forward(weights, self.come_back)
 
     def state_dict(self) -> dict[str, Any]:
         give = self._give()
@@ -62,6 +63,7 @@ class HandOver:
         if take is not None and state:
             take(state)
             self.waits = False
+            self._unhook()
 
     def come_back(self) -> bool:
         """Be let in, and take over the state; return whether this worker was started again and was not in yet."""
@@ -94,16 +96,17 @@ class HandOver:
             self._store.boundary()
 
 
-def _before_forward(weights: Iterable[torch.Tensor], call: Callable[[], object]) -> None:
-    """Call ``call`` before the first forward pass, in training, of a module that has one of ``weights``."""
+def _before_forward(weights: Iterable[torch.Tensor], call: WeakMethod[Callable[[], object]]) -> RemovableHandle:
+    """Call ``call`` before each forward pass, in training, of a module that has one of ``weights``."""
+    # Of all modules of the process: what is given are weights, and nobody says which modules have them.
     wanted = set(map(id, weights))
 
     def hook(module: nn.Module, _: Any) -> None:
-        if module.training and torch.is_grad_enabled() and any(id(param) in wanted for param in module.parameters()):
-            handle.remove()
-            call()
+        begins = module.training and torch.is_grad_enabled() and any(id(each) in wanted for each in module.parameters())
+        if begins and (method := call()) is not None:
+            method()
 
-    handle = register_module_forward_pre_hook(hook)
+    return register_module_forward_pre_hook(hook)
 
 
 def values_state(values: Mapping[str, torch.Tensor]) -> dict[str, Any]:
