@@ -47,9 +47,8 @@ T = TypeVar("T")
 MOST_STATE = 1 << 20  # bytes of what is attached, beyond which it goes through the servers
 MAIL = "state"  # the key of the table there
 MAIL_ROW = 1 << 18  # float32 in a row of it
-_HEAD = (
-    16  # bytes of a row before its content; the address of a part is a multiple of it, so that any dtype can be read
-)
+# Bytes of a row before its content. The address of each part is a multiple, so that any dtype can be read from it.
+_HEAD = 16
 _PAGE = 8  # rows that are put at once
 
 

@@ -65,7 +65,7 @@ class Publishing:
         number = self.count()
         if self._requests.session.leads:
             last = self._ask(chosen, number, label, rounded)
-            if first and last > number:  # one that is lost has published, alone, so this worker could not count along
+            if first and last > number:  # a lost worker has published alone, and this one has not counted that
                 self.number = last
                 number = self.count()
                 self._ask(chosen, number, label, rounded)

@@ -492,8 +492,8 @@ class KVStore:
     ) -> None:
         """Use these from this worker's next push on; what is not given stays. See ``set_learning_rate``.
 
-        With ``dist_sync`` a worker that sets none takes over what others set for the round. One that sets some must
-        agree with them on all: what it has not set is as the optimizer has it.
+        With ``dist_sync`` a worker that sets none takes over what others set for the round. A worker that sets any must
+        agree with the others on all of them. A number that it has not set counts as the optimizer's own.
 
         Args:
             learning_rate: the new rate; None leaves it as it is.

@@ -38,9 +38,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# stores that have a Trainer's optimizer, and stores that sum for Trainers
-_updating: weakref.WeakSet[KVStore] = weakref.WeakSet()
-_summing: weakref.WeakSet[KVStore] = weakref.WeakSet()
+_updating: weakref.WeakSet[KVStore] = weakref.WeakSet()  # stores that have a Trainer's optimizer
+_summing: weakref.WeakSet[KVStore] = weakref.WeakSet()  # stores that sum for Trainers
 
 
 class SparseParameters:
@@ -321,10 +320,10 @@ class GradientSync:
     def meet(self, positions: Sequence[int]) -> None:
         """Wait until all workers train the parameters at ``positions``, which have been thawed here.
 
-        Only where rounds do without some workers, or there are none. Elsewhere a round of these waits for all.
+        In a store whose rounds need all workers this does nothing, because the next round waits for all.
         """
-        # Others would never get what is learned: only who trains a parameter has its value from the store. A worker
-        # that has come back thaws later than the others did.
+        # A worker gets a parameter's value from the store only if it trains the parameter: one that does not would keep
+        # the old value. A worker that has come back thaws later than the others did, so jobs with these do not wait.
         if self._sparse.in_rounds or self._store.num_workers == 1 or self._store.min_workers:
             return
         keys = [self._params[position].key for position in positions]

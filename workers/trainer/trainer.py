@@ -252,8 +252,8 @@ class Trainer:
 
         ``fit`` calls it before the first batch, and ``step`` at its beginning. See ``KVStore.boundary``. The weights
         are those of the others then. With ``update_on_kvstore=False``, the first forward pass in training calls it,
-        too, and this worker takes over the weights, frozen ones and buffers that the trainer knows included, and the
-        states and hyper-parameters of another one, which is at the beginning of a ``step`` then.
+        too. This worker then takes over another one's weights, also frozen ones, the buffers that the trainer knows,
+        states and hyper-parameters. The other worker is at the beginning of a ``step``.
 
         Raises:
             UsageError: the others train other parameters.
