@@ -190,6 +190,31 @@ def test_a_worker_that_died_goes_on_with_the_others_bits(kind: str, hooks: list[
         assert len(kills) > 1 or not hooks
 
 
+class Owner:
+    """What is made by a worker that was started again, after it has been let in."""
+
+    def __init__(self) -> None:
+        self.taken: dict[str, int] = {}
+
+    def give(self) -> dict[str, int]:
+        return self.taken
+
+    def take(self, state: Any) -> None:
+        self.taken = state
+
+
+def test_what_is_made_after_the_worker_has_been_let_in_takes_over_at_once() -> None:
+    def attach(_name: str, thing: Any, **_: Any) -> bool:
+        thing.load_state_dict({"step": 7})
+        return True
+
+    store: Any = SimpleNamespace(min_workers=1, newcomer=False, attach=attach)
+    owner = Owner()
+    handed = HandOver(store, "Owner")
+    handed.attach("second", owner.give, owner.take, [])
+    assert (owner.taken, handed.waits, handed.state_dict()) == ({"step": 7}, False, {"step": 7})
+
+
 @pytest.mark.parametrize("kind", ["optimizer", "trainer"])
 def test_a_sponsor_that_dies_while_it_hands_over_tears_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker 0 dies after each of the messages that follow. Whoever comes next begins anew."""

@@ -23,8 +23,9 @@ from workers.common.values import describe
 class HandOver:
     """Hands the state of one object, as ``give`` returns it, to the same one of a worker that comes back: to ``take``.
 
-    A worker that is in does so before the first push of a step: then the program has counted the step before, and moved
-    its schedules. A worker that comes back does so before its first forward pass in training, or when it says so.
+    The worker that gives does so before its first push of a step, because its program has counted the step before and
+    moved its schedules by then. The worker that takes does so before its first forward pass in training, or in
+    ``come_back``.
 
     Args:
         owner: the name of the object's class.
@@ -62,8 +63,9 @@ class HandOver:
         take = self._take()
         if take is not None and state:
             take(state)
-            self.waits = False
-            self._unhook()
+            if self.waits:  # not if this worker was let in before it made this object
+                self.waits = False
+                self._unhook()
 
     def come_back(self) -> bool:
         """Be let in, and take over the state; return whether this worker was started again and was not in yet."""
@@ -98,7 +100,7 @@ class HandOver:
 
 def _before_forward(weights: Iterable[torch.Tensor], call: WeakMethod[Callable[[], object]]) -> RemovableHandle:
     """Call ``call`` before each forward pass, in training, of a module that has one of ``weights``."""
-    # Of all modules of the process: what is given are weights, and nobody says which modules have them.
+    # The hook is on all modules of the process, because an optimizer knows its weights and not the modules of these.
     wanted = set(map(id, weights))
 
     def hook(module: nn.Module, _: Any) -> None:
