@@ -87,8 +87,8 @@ class Replicas(Stepper):
     def come_back(self) -> bool:
         """Let this worker into a job that has gone on without it, if it was started again; return whether it was.
 
-        The first forward pass in training does it, too. The worker takes over the weights, buffers and states of another one
-        that is at the beginning of a step, and goes on at that step.
+        The first forward pass in training does it, too. The worker takes over the weights, buffers and states of
+        another worker that is at the beginning of a step, and goes on at that step.
 
         Raises:
             UsageError: the others train other parameters.
