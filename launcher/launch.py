@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,7 +60,10 @@ def main(argv: Sequence[str] | None = None, on_failure: OnFailure = report) -> i
         for shadow in shadows(module_directories(job.command, {**os.environ, **job.env_worker})):
             print(f"launch.py: warning: in the command, {shadow}", file=sys.stderr)
         prepare(job.output)
-        return launcher.run(job, on_failure)
+        exit_code = launcher.run(job, on_failure)
+        if argv is None:  # one Ctrl-C more, by somebody impatient, would kill Python at its exit, and that code with it
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return exit_code
     except LaunchError as error:
         print(f"launch.py: {error}", file=sys.stderr)
         return error.exit_code
