@@ -185,15 +185,17 @@ def test_a_checkpoint_can_be_written_on_sigterm(start: Start, tmp_path: Path) ->
     assert (tmp_path / "saved").exists()
 
 
-def test_a_second_interrupt_does_not_wait(start: Start, tmp_path: Path) -> None:
+def test_a_second_interrupt_does_not_wait_and_a_third_takes_nothing_back(start: Start, tmp_path: Path) -> None:
+    third = "import atexit, os, signal; atexit.register(os.kill, os.getpid(), signal.SIGINT)"
     marks = "signal.signal(signal.SIGTERM, lambda *_: open('asked', 'w').close())"
     code = f"import signal, time\n{marks}\n{READY}\nwhile True: time.sleep(600)\n"
-    launched = start("-n", "1", "python", "-S", "-c", code, limits={"grace": FOREVER})
+    launched = start("-n", "1", "python", "-S", "-c", code, limits={"grace": FOREVER}, prelude=third)
     until(ready(tmp_path, 1))
     launched.kill(signal.SIGINT)
     until(lambda: (tmp_path / "asked").exists())
     launched.kill(signal.SIGINT)
     assert launched.wait() == 130
+    assert launched.err == "launch.py: Ctrl-C: ended 1 worker, 1 server, the scheduler; no process of the job is left\n"
     assert launched.family() == {}
 
 
