@@ -180,8 +180,8 @@ class Steps:
 
     Attributes:
         model: one of ``MODELS``.
-        who: ``alone``: one process; ``ours``: the ``Trainer``; ``forward``: the same with ``wait_in_forward``; ``ddp``:
-            torch's ``DistributedDataParallel``.
+        who: ``alone``: one process; ``ours``: the ``Trainer``; ``forward``: the same with ``wait_in_forward``;
+            ``ddp``: torch's ``DistributedDataParallel`` over gloo; ``group``: the same over our process group.
         rounds: how many steps are counted.
         layout: where workers and servers run; None for two of each on this machine.
         name: the name of its row.

@@ -75,8 +75,11 @@ TARGETS: Sequence[Target] = (
         for peer, factor in (("mxnet", 1 / 4), ("rows that were there", 1.3))
     ),
     # The same step with two processes and alone: the shorter one has the higher efficiency.
-    Target("train-resnet8", "kvstore", "ddp", 1.0),
-    Target("train-resnet18", "kvstore", "ddp", 1.0),
+    *(
+        Target(f"train-{net}", row, "ddp", 1.0)
+        for net in ("resnet8", "resnet18")
+        for row in ("kvstore", "ddp over kvstore")
+    ),
     Target("hosts-4", "kvstore", "wire", 1.07),  # encrypted
     Target("hosts-4", "kvstore, no keys, OMP_NUM_THREADS=1", "wire", 1.05),
     Target("hosts-4", "kvstore", "gloo", 1.0),

@@ -1,4 +1,4 @@
-"""One process's training steps: alone, with our ``Trainer``, or with torch's ``DistributedDataParallel``."""
+"""One process's training steps: alone, with our ``Trainer``, or with torch's DDP, over gloo or over us."""
 
 from __future__ import annotations
 
@@ -29,6 +29,14 @@ def ddp(model: nn.Module, meet: str) -> tuple[Callable[[Batch], None], int]:
     """Return the step with gradients averaged by gloo, and the rank."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=world)
+    return _plain(nn.parallel.DistributedDataParallel(model), model), rank
+
+
+def group(model: nn.Module) -> tuple[Callable[[Batch], None], int]:
+    """Return the step of the same program with gradients summed by our process group, and the rank."""
+    from workers.integrations import torch_distributed
+
+    rank = torch_distributed.init().rank
     return _plain(nn.parallel.DistributedDataParallel(model), model), rank
 
 
@@ -70,7 +78,7 @@ def _plain(called: nn.Module, model: nn.Module) -> Callable[[Batch], None]:
 def main() -> None:
     """Measure; rank 0 reports. The process alone also times its forward pass, during which nothing can be sent."""
     options = parser()
-    options.add_argument("--who", choices=["alone", "ours", "forward", "ddp"], required=True)
+    options.add_argument("--who", choices=["alone", "ours", "forward", "group", "ddp"], required=True)
     options.add_argument("--model", choices=sorted(MODELS), default="resnet8")
     options.add_argument("--meet", default="", help="the file through which the processes of ddp find each other")
     args = options.parse_args()
@@ -78,6 +86,8 @@ def main() -> None:
     model = build(args.model)
     if args.who == "ddp":
         step, rank = ddp(model, args.meet)
+    elif args.who == "group":
+        step, rank = group(model)
     else:
         step, rank = alone(model) if args.who == "alone" else ours(model, args.who == "forward")
     batches = [pictures(BATCHES * rank + number) for number in range(BATCHES)]
@@ -92,7 +102,7 @@ def main() -> None:
     forward = timed(lambda: model(batches[0][0]), args.rounds) if args.who == "alone" else []
     if rank == 0:
         report(args.report, times=times, forward=forward)
-    if args.who == "ddp":
+    if args.who in ("group", "ddp"):
         dist.destroy_process_group()
 
 

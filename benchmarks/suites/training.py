@@ -20,7 +20,10 @@ def train(session: Session, models: Sequence[str] = tuple(STEPS)) -> None:
     """
     for model in models:
         steps = session.options.rounds or STEPS[model]
-        contenders: list[Contender] = [Steps(model, "ours", steps, "kvstore")]
+        contenders: list[Contender] = [
+            Steps(model, "ours", steps, "kvstore"),
+            Steps(model, "group", steps, "ddp over kvstore"),
+        ]
         if "gloo" in session.peers:
             contenders.append(Steps(model, "ddp", steps, "ddp"))
         contenders.append(Steps(model, "alone", steps, ALONE))
@@ -32,5 +35,5 @@ def note_efficiency(result: Result) -> None:
     """Note the speed of each process of two, as a fraction of a single process's."""
     for row in result.rows:
         ratio = result.ratio(row.name, ALONE)
-        if ratio and row.name in ("kvstore", "ddp"):
+        if ratio and row.name != ALONE:
             row.note = f"efficiency {1 / ratio:.2f}"
