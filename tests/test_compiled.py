@@ -292,6 +292,7 @@ def test_a_compiled_step_gives_the_bits_of_the_plain_one_in_a_job() -> None:
             require_same(plain, compiled)
 
 
+@pytest.mark.long
 def test_a_compiled_model_with_tables_is_right_with_inductor() -> None:
     def losses(backend: str | None) -> list[torch.Tensor]:
         store = kv.create("local")

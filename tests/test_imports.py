@@ -64,6 +64,7 @@ assert not torch.cuda.is_initialized()
 """
 
 
+@pytest.mark.long
 def test_servers_and_workers_import_no_more_of_torch_than_torch_itself_does() -> None:
     # An optimizer's class brings torch._dynamo and sympy, which take as long as torch; a step without it does not.
     beyond = imported_by(TRAINS, beyond="import torch")

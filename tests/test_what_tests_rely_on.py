@@ -207,6 +207,7 @@ def test_that_warns():
 """
 
 
+@pytest.mark.long
 def test_forked_processes_run_each_test_once_and_one_that_dies_is_told(tmp_path: Path) -> None:
     (tmp_path / "test_first.py").write_text(KILLED)
     done = run(tmp_path, "-p", "forked", "--processes", "2", "-vv", text=PARTED)
@@ -220,6 +221,7 @@ def test_forked_processes_run_each_test_once_and_one_that_dies_is_told(tmp_path:
     assert "UserWarning: be careful" in done.stdout
 
 
+@pytest.mark.long
 def test_forked_processes_stop_where_one_failure_is_enough(tmp_path: Path) -> None:
     (tmp_path / "test_first.py").write_text(PARTED.replace("20", "0"))
     done = run(tmp_path, "-p", "forked", "--processes", "1", "-x", text=PARTED)

@@ -278,6 +278,7 @@ FITTED = """
 """
 
 
+@pytest.mark.long
 def test_fit_saves_whole_checkpoints_without_worker_0(tmp_path: Path) -> None:
     with job(tmp_path, FITTED, workers=3, servers=1, options=["--min-workers", "2"]) as running:
         assert running.wait() == 0
@@ -339,6 +340,7 @@ COMING = """
 """
 
 
+@pytest.mark.long
 def test_below_the_least_rounds_stand_still_and_one_more_worker_counts(tmp_path: Path) -> None:
     options = ["--min-workers", "2", "--max-workers", "3", "--restarts", "1"]
     with job(tmp_path, COMING, servers=1, options=options) as running:

@@ -84,6 +84,7 @@ def test_a_shard_survives_anything(thrown: list[Any]):
     desk.shard.depart([0, 1])
 
 
+@pytest.mark.long
 @settings(EXAMPLES, max_examples=100)
 @given(st.lists(anything, min_size=12, max_size=40), st.booleans())
 def test_a_scheduler_survives_anything(thrown: list[Any], started: bool):

@@ -215,6 +215,7 @@ def test_what_is_made_after_the_worker_has_been_let_in_takes_over_at_once() -> N
     assert (owner.taken, handed.waits, handed.state_dict()) == ({"step": 7}, False, {"step": 7})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["optimizer", "trainer"])
 def test_a_sponsor_that_dies_while_it_hands_over_tears_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker 0 dies after each of the messages that follow. Whoever comes next begins anew."""

@@ -65,6 +65,7 @@ def test_whoever_dies_costs_nothing_but_time(hosts: tuple[tuple[int, ...], ...],
             require(plan, "exact")
 
 
+@pytest.mark.long
 def test_servers_that_are_moved_cost_nothing_but_time() -> None:
     for base in short(0):
         for plan in every_move(base, step=289):

@@ -193,6 +193,7 @@ sys.exit("torch._dynamo" in sys.modules)
 """
 
 
+@pytest.mark.long
 def test_no_optimizer_imports_the_compiler() -> None:
     assert subprocess.run([sys.executable, "-c", ALL]).returncode == 0
 
