@@ -143,7 +143,10 @@ def require_floats(specs: Iterable[tuple[Key, Spec]]) -> None:
     """Raise ``Mismatch`` unless all are floating point, as an optimizer needs them."""
     for key, spec in specs:
         if spec.dtype not in FLOATS:
-            raise Mismatch(f"key {key!r} is {spec}; an optimizer updates floating point only")
+            raise Mismatch(
+                f"key {key!r} is {spec}; an optimizer updates floating point only: make a second store, with "
+                "kvstore.create, for what is summed"
+            )
 
 
 def without_value(key: Key, known: Collection[Key], where: str = "") -> KeyNotInitialized:
