@@ -11,14 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from benchmarks.jobs import Unavailable
 
-PEERS = ("mxnet", "gloo", "openmpi", "sockets", "ray")
+PEERS = ("mxnet", "gloo", "openmpi", "sockets", "ray", "torchft")
 # The last release; it uses names that later versions of numpy do not have, and those need Python 3.11 or older.
 MXNET = ("mxnet==1.9.1", "numpy<1.24")
 # Its wheel finds the library of whatever MPI starts it.
 OPEN_MPI = ("mpi4py==4.1.2", "numpy")
 RAY = ("ray==2.60.0", "numpy")
+TORCHFT = ("torchft==0.2.0", f"torch=={torch.__version__.partition('+')[0]}", "numpy")
 PYTHONS = ("python3.11", "python3.10", "python3.9")
 
 
@@ -60,6 +63,14 @@ class Peers:
             Unavailable: it cannot be made here.
         """
         return _environment(self.cache / "ray", RAY, "ray", lambda: sys.executable)
+
+    def torchft(self) -> str:
+        """Return the Python that has torchft, with our version of torch; make its environment if needed.
+
+        Raises:
+            Unavailable: it cannot be made here.
+        """
+        return _environment(self.cache / "torchft", TORCHFT, "torchft", lambda: sys.executable)
 
 
 def default_cache() -> Path:

@@ -25,7 +25,10 @@ def test_everything_can_be_said():
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("pushpull --peers horovod", "no peer 'horovod'; choose from mxnet, gloo, openmpi, sockets, ray, or none"),
+        (
+            "pushpull --peers horovod",
+            "no peer 'horovod'; choose from mxnet, gloo, openmpi, sockets, ray, torchft, or none",
+        ),
         ("pushpull --net alexnet", "no network 'alexnet'"),
         ("pushpull --rounds 0", "'0' is not a number from 1"),
         ("network --mtu 100", "'100' is not a number from 576 to 65535"),
