@@ -34,7 +34,7 @@ LAYERS, HEADS, WIDTH = 2, 2, 32
 HELD_OUT = 64  # batches that the loss at the end is of
 
 Inputs = tuple[Tensor, Tensor]
-Note = Callable[[int], None]
+OfNumber = Callable[[int], None]
 
 
 class Work(Protocol):
@@ -129,7 +129,7 @@ def prepare(name: str) -> Work:
 
 
 @contextlib.contextmanager
-def notes(folder: Path, rank: int) -> Iterator[Note]:
+def notes(folder: Path, rank: int) -> Iterator[OfNumber]:
     """Give what notes that samples have counted. A process that starts notes none first."""
     with (folder / f"samples-{rank}").open("a", buffering=1) as samples:
 
@@ -179,7 +179,7 @@ def main() -> None:
     store.barrier()
 
 
-def sync(args: argparse.Namespace, store: Any, work: Work, gradients: Note, note: Note) -> None:
+def sync(args: argparse.Namespace, store: Any, work: Work, gradients: OfNumber, note: OfNumber) -> None:
     """Make as many rounds as the time has steps; note each when it is over."""
     from workers import Trainer
 
@@ -191,7 +191,7 @@ def sync(args: argparse.Namespace, store: Any, work: Work, gradients: Note, note
         note(BATCH)
 
 
-def diloco(args: argparse.Namespace, store: Any, work: Work, gradients: Note, note: Note) -> None:
+def diloco(args: argparse.Namespace, store: Any, work: Work, gradients: OfNumber, note: OfNumber) -> None:
     """Train until the time is over, which begins with the first worker; note what has been sent."""
     from workers import DiLoCo
 
