@@ -509,6 +509,19 @@ class DistStore(KVStore):
             self._check()
             self._newcomers.boundary(self._part, self._checkpoints)
 
+    def end_step(self) -> None:
+        if self._newcomers is not None:
+            self._newcomers.end_step()
+
+    @property
+    def step_ended(self) -> bool:
+        return self._newcomers is not None and self._newcomers.step_ended
+
+    def begin_step(self) -> None:
+        if self._newcomers is not None:
+            self._check()
+            self._newcomers.begin_step(self._part, self._checkpoints)
+
     def take_share(
         self, size: int, most: int, *, data: str = "train", epoch: int = 0, used: int = 0, passes: int = 0
     ) -> Share:

@@ -146,6 +146,7 @@ class Newcomers:
         self._members: list[int] = []  # that they have heard of
         self._admitted: dict[int, int] = {}  # by rank, the incarnation that this worker has let in last
         self._mailbox: Mailbox | None = None  # there is one if something is attached
+        self.step_ended = False  # whether a step is over, and nobody has been let in since
 
     def add(self, part: Part, checkpoints: Checkpointing | None, pushes: Pushes) -> None:
         """Take part for a new store."""
@@ -222,8 +223,24 @@ class Newcomers:
 
     def boundary(self, part: Part, checkpoints: Checkpointing | None) -> None:
         """This worker is between two steps: let newcomers in that wait for that, or be let in."""
+        self.step_ended = False
         self.enter(part, -1, checkpoints)
         self._meet(part, -1, checkpoints)
+        self._tell_members()
+
+    def end_step(self) -> None:
+        """A step is over: ``begin_step``, or the next push to what servers update, lets newcomers in."""
+        # Not here: the program has not counted the step yet, nor moved its schedules.
+        self.step_ended = True
+        self._tell_members()
+
+    def begin_step(self, part: Part, checkpoints: Checkpointing | None) -> None:
+        """Let newcomers in that wait for a boundary, if a step is over and nobody has been let in since."""
+        if self.step_ended:
+            self._meet(part, -1, checkpoints)
+            self.step_ended = False
+
+    def _tell_members(self) -> None:
         if self._callbacks and self._session.members != self._members:
             self._members = self._session.members
             for callback in [each for of_store in self._callbacks.values() for each in of_store]:
@@ -233,6 +250,8 @@ class Newcomers:
 
     def _before(self, part: Part, checkpoints: Checkpointing | None, pushes: Pushes, places: Column) -> None:
         session = self._session
+        if self.step_ended and (pushes.rule.mode == "async" or part.optimizing.optimizer is not None):
+            self.begin_step(part, checkpoints)
         if not session.newcomer and not session.to_admit and not session.short:
             return
         first = int(part.entries.ids[part.entries.firsts[places[0]]]) if len(places) else -1

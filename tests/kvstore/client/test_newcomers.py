@@ -171,6 +171,23 @@ def test_one_that_names_no_key_comes_between_two_steps_and_another_store_does_fo
     assert len(side.session.asked) == 3
 
 
+def test_the_boundary_of_a_step_that_has_ended_is_before_the_next_push_to_what_servers_update() -> None:
+    side = sponsor()
+    side.notice(-1)
+    side.made.end_step()
+    assert side.session.asked == []
+    assert side.made.step_ended
+    assert kinds(side.push(1)) == ["Admit", "Admit", "Admitted"]
+    side.notice(-1, incarnation=3)
+    assert side.push(1) == [], "in the middle of a step"
+    side.rule = side.pushes.rule = Rule("sync")
+    side.made.end_step()
+    assert side.push(1) == [], "a sum"
+    side.made.begin_step(side.part, side.meetings)
+    assert kinds(side.session.asked) == ["Admit", "Admit", "Admitted"]
+    assert not side.made.step_ended
+
+
 def test_one_that_it_has_let_in_is_not_let_in_again_but_the_next_one_is() -> None:
     side = sponsor()
     admitted(side)
@@ -366,7 +383,7 @@ def test_who_wants_to_hear_of_members_does_so_between_two_steps() -> None:
     side.session.members = [0]
     side.push(0)
     assert heard == []
-    side.made.boundary(side.part, None)
+    side.made.end_step()
     side.made.boundary(side.part, None)
     assert heard == [[0]]
     side.session.members = [0, 1, 2]
