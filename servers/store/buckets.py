@@ -16,7 +16,7 @@ import torch
 from kvstore.errors import AlreadyInitialized, KeyNotInitialized, UsageError, WeightsInDoubt, again
 from kvstore.spec import Key, Spec, shorten
 from kvstore.transport.memory import Memory
-from kvstore.values import TensorRange, cut
+from kvstore.values import PayloadRange, TensorRange, cut
 from servers.store.bucket import Bucket, Contribution, Progress
 from servers.store.recording import Recording
 from servers.store.row_target import RowTarget, TableGroups
@@ -146,7 +146,7 @@ class Buckets:
             self.moved.add(target.description.parameter)
 
     def add(
-        self, ids: Sequence[int], keys: Sequence[Key], specs: Sequence[Spec], ranges: Sequence[TensorRange]
+        self, ids: Sequence[int], keys: Sequence[Key], specs: Sequence[Spec], ranges: Sequence[PayloadRange]
     ) -> None:
         """Take new segments of one dtype, and their first values."""
         if not ids:
@@ -163,7 +163,7 @@ class Buckets:
         self._put(bucket)
 
     def _add_again(
-        self, ids: Sequence[int], keys: Sequence[Key], specs: Sequence[Spec], ranges: Sequence[TensorRange]
+        self, ids: Sequence[int], keys: Sequence[Key], specs: Sequence[Spec], ranges: Sequence[PayloadRange]
     ) -> None:
         """Take first values of segments of which some have been here before.
 

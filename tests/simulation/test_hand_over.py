@@ -16,11 +16,11 @@ from simulation.job import SimulatedJob
 from simulation.network import Weather
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-import kvstore.client.dist
 import kvstore.client.newcomers
 from kvstore.client import DistStore
 from kvstore.client.newcomers import Mailbox
 from kvstore.optim import states_file
+from servers.requests.kept_states import KeptStates
 from workers import DistOpt, DistributedOptimizer, PartialSync, PeriodicAveraging, Reducer, Trainer, fit
 from workers.common import hand_over
 from workers.common.hand_over import HandOver
@@ -188,8 +188,7 @@ class Learners:
 def through_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """These models are small: what is handed over goes through the servers all the same, in several messages."""
     monkeypatch.setattr(kvstore.client.newcomers, "MOST_STATE", 0)
-    for module in (kvstore.client.newcomers, kvstore.client.dist):
-        monkeypatch.setattr(module, "MAIL_ROW", 64)
+    monkeypatch.setattr(kvstore.client.newcomers, "PAGE", 256)
 
 
 @pytest.mark.parametrize("kind", ["optimizer", "trainer", "on store"])
@@ -239,9 +238,9 @@ def test_a_sponsor_that_dies_while_it_hands_over_tears_nothing(kind: str, monkey
         learners, began = Learners(kind, [(1, 1.26)]), list[int]()
         job = learners.job
 
-        def send(self: Mailbox, parts: Any, began: list[int] = began, job: SimulatedJob = job) -> Any:
+        def send(self: Mailbox, *given: Any, began: list[int] = began, job: SimulatedJob = job) -> Any:
             began.append(job.network.deliveries)
-            return sending(self, parts)
+            return sending(self, *given)
 
         def look(began: list[int] = began, job: SimulatedJob = job, after: int = after) -> None:
             if len(began) == 1 and job.network.deliveries == began[0] + after:
@@ -415,7 +414,7 @@ MUTATIONS: dict[str, tuple[Any, str, Any]] = {
     "it is let in before the step has been counted": (DistStore, "end_step", DistStore.boundary),
     "nobody is let in": (DistStore, "end_step", lambda self: None),
     "forward passes count twice": (DistStore, "step_ended", False),
-    "nothing is put on the servers": (Mailbox, "_put", None),
+    "nothing is put on the servers": (KeptStates, "_pages", None),
 }
 
 
@@ -434,6 +433,6 @@ def verdict(kind: str) -> str:
 def test_a_mutation_is_caught(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, attribute, mutated = MUTATIONS[name]
     if mutated is None:
-        mutated = property(lambda self: lambda rows: None, lambda self, put: None)
+        mutated = property(lambda self: {}, lambda self, pages: None)
     monkeypatch.setattr(owner, attribute, mutated, raising=False)
     assert verdict(kind)

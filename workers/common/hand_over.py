@@ -64,7 +64,8 @@ class HandOver:
 
     def state_dict(self) -> dict[str, Any]:
         give = self._give()
-        return {} if give is None else {**give(), "begun": self._store.step_ended}
+        # One that has just come back may let in the next one, at the place where it was let in itself.
+        return {} if give is None else {**give(), "begun": self._store.step_ended or bool(self._kept)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         take, buffers = self._take(), self._buffers()
