@@ -19,6 +19,7 @@ from servers.activity import ServedActivity
 from servers.names import workers
 from servers.reading.desk import ReadDesk
 from servers.requests.guest_links import ReaderLinks
+from servers.requests.kept_states import KeptStates
 from servers.requests.reasons import Reason
 from servers.requests.repeats import Ledger, Verdict
 from servers.requests.replies import Answer, Outbox, refuse
@@ -42,6 +43,7 @@ KEPT = (
 VALUED = (wire.Push, wire.Pull, wire.PushRows, wire.PullRows)  # what is answered with values
 BRINGING = (wire.Values, wire.Rows)
 OF_CHECKPOINTS = (wire.Capture, wire.AwaitCapture)
+OF_NEWCOMERS = (wire.KeepState, wire.TakeState, wire.DropState)
 PAGE = 1 << 14  # answers in one message
 NOBODY: Mapping[int, int] = MappingProxyType({})
 NO_KEYS: Mapping[int, str] = MappingProxyType({})
@@ -94,6 +96,7 @@ class Shard:
         self.ledger: Ledger[wire.Reply | wire.Pull | wire.PullRows] = Ledger()
         self.checkpoints = CheckpointRequests(rank, self._stores)
         self._reply_links = ReplyLinks(admission)
+        self.kept = KeptStates()
         # What a worker that was started again has sent before the scheduler had said so.
         self._early: deque[tuple[bytes, wire.Request]] = deque(maxlen=MOST_EARLY)
         self.reading = ReadDesk(self.stores, memory, ReaderLinks(readers, reader_key, admission)) if readers else None
@@ -138,6 +141,8 @@ class Shard:
             self._speakers.require(message)
             if isinstance(message, OF_CHECKPOINTS):
                 answers = self.checkpoints.serve(peer, message)
+            elif isinstance(message, OF_NEWCOMERS):
+                answers = [self.kept.serve(peer, message)]
             else:
                 answers = self._stores.serve(peer, message)
         except Exception as exc:
@@ -201,6 +206,7 @@ class Shard:
     def _hear_no_more(self, lost: Mapping[int, int]) -> None:
         for node in self._speakers.lose(lost):
             self._reply_links.forget(node)
+            self.kept.drop(node)
 
     def due(self) -> float | None:
         """Return when ``tick`` has something to do; None if nothing waits for the time."""

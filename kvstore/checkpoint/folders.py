@@ -164,4 +164,6 @@ class CheckpointSchedule:
         self._met = rounds, now
         if passed < 1 or took <= 0 or left <= 0:
             return rounds + 1
-        return rounds + max(1, int(left / took * passed / 2))
+        # Not at once as far as half of the time seems to be: rounds may become ten times slower, as while a worker is
+        # started again, and then nobody would look for so long.
+        return rounds + max(1, min(int(left / took * passed / 2), 2 * passed))

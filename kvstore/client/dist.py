@@ -15,7 +15,7 @@ from kvstore.client.checkpointing import checkpointing
 from kvstore.client.compression import Compressing, compressing
 from kvstore.client.entries import Entries, Entry, PushClocks
 from kvstore.client.lending import Lending
-from kvstore.client.newcomers import MAIL, MAIL_ROW, Mailbox, Part, newcomers
+from kvstore.client.newcomers import Part, newcomers
 from kvstore.client.optimizing import Optimizing, StoredStates, advice, described, warn
 from kvstore.client.plans import Pieces, Plan, Plans, RowPlan
 from kvstore.client.publishing import Publishing
@@ -52,7 +52,6 @@ from kvstore.store.maker import name as named
 from kvstore.store.registry import canonical
 from kvstore.store.statistics import Statistics
 from kvstore.store.wanted_rows import described as call_of
-from kvstore.table import Table
 from kvstore.ticket import Ticket, WaitLimits
 from kvstore.values import Leaving, as_dtype, tensors_of
 
@@ -449,14 +448,8 @@ class DistStore(KVStore):
         if shared and self._newcomers is not None:
             # In checkpoints a name is of the job, which another program may resume.
             unique = name if saved else f"{name} in store {self._requests.ordinal}"
-            loaded = self._newcomers.attach(unique, thing, self._mailbox) or loaded
+            loaded = self._newcomers.attach(unique, thing) or loaded
         return loaded
-
-    def _mailbox(self) -> Mailbox:
-        store = self._beside("attach()")
-        store.init(MAIL, Table(dim=MAIL_ROW))
-        put = partial(store._stored.put, "handing over", store._plans.tables([MAIL]), MAIL)
-        return Mailbox(put, partial(store._row_array, MAIL))
 
     def publish(self, keys: Any = None, *, label: str = "", dtype: Any = None) -> int:
         self._check()
@@ -508,6 +501,19 @@ class DistStore(KVStore):
         if self._newcomers is not None:
             self._check()
             self._newcomers.boundary(self._part, self._checkpoints)
+
+    def end_step(self) -> None:
+        if self._newcomers is not None:
+            self._newcomers.end_step()
+
+    @property
+    def step_ended(self) -> bool:
+        return self._newcomers is not None and self._newcomers.step_ended
+
+    def begin_step(self) -> None:
+        if self._newcomers is not None:
+            self._check()
+            self._newcomers.begin_step(self._part, self._checkpoints)
 
     def take_share(
         self, size: int, most: int, *, data: str = "train", epoch: int = 0, used: int = 0, passes: int = 0

@@ -6,7 +6,8 @@ scheduler to be let in, and waits. Its sponsor, one of the others, is told with 
 its own next push that begins so, the sponsor tells the servers of all its stores how often it has pushed everything,
 and waits for their answers: no server can have closed a later round, and each knows whose pushes later rounds need. The
 newcomer takes over the sponsor's clocks, and what is attached to the stores as shared. So both go on at one place of
-their programs. What is attached goes through the scheduler if it is small, else through a table on the servers.
+their programs. What is attached goes through the scheduler if it is small, else through the servers, which keep it
+until the newcomer has it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import itertools
 import json
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -28,14 +30,13 @@ from kvstore.checkpoint.stateful import packed, unpacked
 from kvstore.client.checkpointing import Checkpointing
 from kvstore.client.entries import Entries, PushClocks
 from kvstore.client.optimizing import Optimizing
+from kvstore.client.pack import sendable
 from kvstore.client.publishing import Publishing
 from kvstore.client.push_pull import Pushes
 from kvstore.client.requests import Joining, Requests, WorkerBarriers
-from kvstore.client.stored_tables import StoredRows
-from kvstore.errors import KVStoreError, NodeLost, UsageError, WireError
+from kvstore.errors import KVStoreError, UsageError, WireError
+from kvstore.member.outstanding import Question, ready
 from kvstore.member.session import Session
-from kvstore.rows.ids import Ids
-from kvstore.rows.sums import Rows
 from kvstore.spec import ITEMSIZE
 from kvstore.values import to_buffer
 from kvstore.values.any_arrays import Column
@@ -45,65 +46,87 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MOST_STATE = 1 << 20  # bytes of what is attached, beyond which it goes through the servers
-MAIL = "state"  # the key of the table there
-MAIL_ROW = 1 << 18  # float32 in a row of it
-# Bytes of a row before its content. The address of each part is a multiple, so that any dtype can be read from it.
-_HEAD = 16
-_PAGE = 8  # rows that are put at once
+PAGE = 8 << 20  # bytes of it in one message
+_ALIGNED = 16  # the address of each part is a multiple, so that any dtype can be read from it
 
 
 class Mailbox:
-    """Carries what is too large for the scheduler from a sponsor to a newcomer, in rows of a table on the servers.
+    """Carries what is too large for the scheduler from a sponsor to a newcomer: pages of bytes, on servers in turn."""
 
-    Rows stay there, and the next sponsor writes over them. Each begins with the number of its hand-over, which the
-    newcomer has from the scheduler. So it never takes what was left there, or half of what another is writing.
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
 
-    Args:
-        put: replaces rows of the table.
-        get: returns rows of the table by their ids.
-    """
-
-    def __init__(self, put: Callable[[StoredRows], object], get: Callable[[Ids], Rows]) -> None:
-        self._put, self._get = put, get
-
-    def send(self, parts: Sequence[Any]) -> tuple[int, list[int]]:
-        """Put bytes on the servers; return the number of this hand-over, and their sizes."""
-        number, sizes = secrets.randbits(62), [memoryview(part).nbytes for part in parts]
-        content = MAIL_ROW * 4 - _HEAD
+    def send(self, rank: int, incarnation: int, parts: Sequence[Any]) -> tuple[int, list[int]]:
+        """Put bytes on the servers for one newcomer; return the number of this hand-over, and their sizes."""
+        number = secrets.randbits(62)
+        sizes = [memoryview(part).nbytes for part in parts]
         starts, total = _starts(sizes)
-        whole = np.zeros(-(-total // content) * content, np.uint8)
+        whole = np.zeros(total, np.uint8)
         for start, size, part in zip(starts, sizes, parts, strict=True):
             if size:
                 whole[start : start + size] = np.frombuffer(part, np.uint8)
-        pages = whole.reshape(-1, content)
-        for first in range(0, len(pages), _PAGE):
-            page = pages[first : first + _PAGE]
-            rows = np.zeros((len(page), MAIL_ROW * 4), np.uint8)
-            rows[:, :8] = np.frombuffer(number.to_bytes(8, "little"), np.uint8)
-            rows[:, _HEAD:] = page
-            self._put(StoredRows(np.arange(first, first + len(page)), rows.view(np.float32)))
+        memory = self._requests.session.client
+        for few in self._few(total):
+            self._ask(
+                "letting a worker in",
+                wire.KeepState,
+                {
+                    page: {
+                        "rank": rank,
+                        "incarnation": incarnation,
+                        "number": number,
+                        "part": page,
+                        "buffers": [sendable(whole[page * PAGE : (page + 1) * PAGE], memory)],
+                    }
+                    for page in few
+                },
+            )
         return number, sizes
 
     def receive(self, number: int, sizes: Sequence[int]) -> list[Any]:
-        """Return the bytes for which ``send`` has returned this.
+        """Return the bytes for which ``send`` has returned this. The servers keep them no more.
 
         Raises:
-            NodeLost: they are not all there: another worker, which was started again, is let in at the same time.
+            NodeLost: they are not all there: a server that had some was lost.
         """
         starts, total = _starts(sizes)
-        rows = self._get(np.arange(-(-total // (MAIL_ROW * 4 - _HEAD)))).view(np.uint8)
-        if not (rows[:, :8] == np.frombuffer(number.to_bytes(8, "little"), np.uint8)).all():
-            raise NodeLost(
-                "the state that this worker was to take over is not on the servers any more: another worker is let in. "
-                "Start this one again"
-            )
-        whole = rows[:, _HEAD:].reshape(-1)
+        whole = np.empty(total, np.uint8)
+        for few in self._few(total):
+            wanted = {page: {"number": number, "part": page} for page in few}
+            for page, reply in self._ask("coming back", wire.TakeState, wanted).items():
+                part = whole[page * PAGE : (page + 1) * PAGE]
+                if [memoryview(each).nbytes for each in reply.buffers] != [len(part)]:
+                    raise WireError(f"expected {len(part)} bytes of what this worker takes over in {reply}")
+                part[:] = np.frombuffer(reply.buffers[0], np.uint8)
+        self._ask("coming back", wire.DropState, {server: {} for server in range(len(self._requests.session.servers))})
         return [whole[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+    def _few(self, total: int) -> Iterator[range]:
+        """Yield the numbers of pages, one for each server at a time."""
+        pages, servers = -(-total // PAGE), len(self._requests.session.servers)
+        for first in range(0, pages, servers):
+            yield range(first, min(first + servers, pages))
+
+    def _ask(
+        self, what: str, kind: type[wire.Request], fields: Mapping[int, Mapping[str, Any]]
+    ) -> dict[int, wire.StatePart]:
+        """Send a request for each page to its server; return the replies by page."""
+        session, operation = self._requests.session, self._requests.operation(what)
+        replies: dict[int, wire.StatePart] = {}
+        questions = [
+            Question(
+                *(session.servers[page % len(session.servers)], operation, kind, own),
+                partial(replies.__setitem__, page),
+            )
+            for page, own in fields.items()
+        ]
+        session.client.exchange(operation, ready, questions)
+        return replies
 
 
 def _starts(sizes: Sequence[int]) -> tuple[list[int], int]:
     """Return where parts of these sizes begin, and where the last one ends."""
-    ends = list(itertools.accumulate(-(-size // _HEAD) * _HEAD for size in sizes))
+    ends = list(itertools.accumulate(-(-size // _ALIGNED) * _ALIGNED for size in sizes))
     return [0, *ends][: len(sizes)], ends[-1]
 
 
@@ -145,7 +168,7 @@ class Newcomers:
         self._callbacks: dict[int, list[Callable[[list[int]], object]]] = {}  # by store: who hears of new members
         self._members: list[int] = []  # that they have heard of
         self._admitted: dict[int, int] = {}  # by rank, the incarnation that this worker has let in last
-        self._mailbox: Mailbox | None = None  # there is one if something is attached
+        self.step_ended = False  # whether a step is over, and nobody has been let in since
 
     def add(self, part: Part, checkpoints: Checkpointing | None, pushes: Pushes) -> None:
         """Take part for a new store."""
@@ -162,12 +185,8 @@ class Newcomers:
         self._members = self._members or self._session.members
         self._callbacks.setdefault(part.requests.store, []).append(callback)
 
-    def attach(self, name: str, thing: Any, mailbox: Callable[[], Mailbox]) -> bool:
-        """Have newcomers take over the state of ``thing``; return whether it has been taken over here.
-
-        All workers attach at the same place of their programs, so that is where the ``mailbox`` is made.
-        """
-        self._mailbox = self._mailbox or mailbox()
+    def attach(self, name: str, thing: Any) -> bool:
+        """Have newcomers take over the state of ``thing``; return whether it has been taken over here."""
         self._attached[name] = thing
         known = name in self._state.get("attached", {})
         if known:
@@ -194,7 +213,7 @@ class Newcomers:
         told: wire.Entered = requests.one(
             self._session.scheduler, "coming back", (), wire.Enter, store=requests.store, id=first
         )
-        self._session.client.alone(self._entered, told, _decoded(told.state, self._mailbox))
+        self._session.client.alone(self._entered, told, _decoded(told.state, Mailbox(requests)))
         for name, state in self._state["attached"].items():
             if name in self._attached:
                 self._attached[name].load_state_dict(state)
@@ -222,8 +241,24 @@ class Newcomers:
 
     def boundary(self, part: Part, checkpoints: Checkpointing | None) -> None:
         """This worker is between two steps: let newcomers in that wait for that, or be let in."""
+        self.step_ended = False
         self.enter(part, -1, checkpoints)
         self._meet(part, -1, checkpoints)
+        self._tell_members()
+
+    def end_step(self) -> None:
+        """A step is over: ``begin_step``, or the next push to what servers update, lets newcomers in."""
+        # Not here: the program has not counted the step yet, nor moved its schedules.
+        self.step_ended = True
+        self._tell_members()
+
+    def begin_step(self, part: Part, checkpoints: Checkpointing | None) -> None:
+        """Let newcomers in that wait for a boundary, if a step is over and nobody has been let in since."""
+        if self.step_ended:
+            self._meet(part, -1, checkpoints)
+            self.step_ended = False
+
+    def _tell_members(self) -> None:
         if self._callbacks and self._session.members != self._members:
             self._members = self._session.members
             for callback in [each for of_store in self._callbacks.values() for each in of_store]:
@@ -233,6 +268,8 @@ class Newcomers:
 
     def _before(self, part: Part, checkpoints: Checkpointing | None, pushes: Pushes, places: Column) -> None:
         session = self._session
+        if self.step_ended and (pushes.rule.mode == "async" or part.optimizing.optimizer is not None):
+            self.begin_step(part, checkpoints)
         if not session.newcomer and not session.to_admit and not session.short:
             return
         first = int(part.entries.ids[part.entries.firsts[places[0]]]) if len(places) else -1
@@ -246,14 +283,12 @@ class Newcomers:
         """Let in those that wait for this place, which is that of ``enter``; stand still here below the least."""
         # Only one worker stands still: rounds need its pushes, so the others come no further. If they stood still, too,
         # the one that a newcomer waits for at a later place could not get there.
-        session, state = self._session, ""
+        session = self._session
         while True:
             for notice in list(session.to_admit.values()):
                 if notice.id == first and (first == -1 or notice.store == part.requests.store):
                     if self._admitted.get(notice.rank, 0) < notice.incarnation:  # else it has been said again
-                        # Once for all of them: what is on the servers may be read already.
-                        state = state or self._described(checkpoints)
-                        self._admit(part, notice, state)
+                        self._admit(part, notice, self._described(part, notice, checkpoints))
                     if session.to_admit.get(notice.rank) is notice:
                         del session.to_admit[notice.rank]
             if not session.short or session.to_admit:
@@ -296,7 +331,7 @@ class Newcomers:
             }
         part.requests.each("letting a worker in", (), wire.Admit, fields)
 
-    def _described(self, checkpoints: Checkpointing | None) -> str:
+    def _described(self, part: Part, notice: wire.Newcomer, checkpoints: Checkpointing | None) -> str:
         """Return what the newcomer must know beside clocks: versions, rates, what is attached, the next checkpoint."""
         stores = dict(self._state.get("stores", {})) | {
             str(store): {"versions": part.publishing.number, "optimizing": part.optimizing.changed()}
@@ -311,8 +346,9 @@ class Newcomers:
             tensors, text = packed(told)
         buffers = {name: to_buffer(tensor) for name, tensor in tensors.items()}
         forms = {name: [str(each.dtype).removeprefix("torch."), list(each.shape)] for name, each in tensors.items()}
-        if self._mailbox is not None and len(text) + sum(map(len, buffers.values())) > MOST_STATE:
-            number, sizes = self._mailbox.send([json.dumps([text, forms]).encode(), *buffers.values()])
+        if len(text) + sum(map(len, buffers.values())) > MOST_STATE:
+            parts = [json.dumps([text, forms]).encode(), *buffers.values()]
+            number, sizes = Mailbox(part.requests).send(notice.rank, notice.incarnation, parts)
             return json.dumps({"number": number, "sizes": sizes})
         coded = {name: [*forms[name], base64.b64encode(bytes(buffer)).decode()] for name, buffer in buffers.items()}
         return json.dumps([text, coded])
@@ -338,15 +374,10 @@ def _told(message: wire.Entered) -> dict[int, _Passed]:
     }
 
 
-def _decoded(text: str, mailbox: Mailbox | None) -> Mapping[str, Any]:
+def _decoded(text: str, mailbox: Mailbox) -> Mapping[str, Any]:
     """Return what ``_described`` has said at another worker. ``WireError`` says that it is damaged."""
     told = _checked(lambda: json.loads(text))
     if isinstance(told, dict):
-        if mailbox is None:
-            raise UsageError(
-                "the others have attached a large state as shared: attach the same here before the first push, and "
-                "before boundary()"
-            )
         head, *parts = mailbox.receive(*_checked(lambda: (int(told["number"]), list(map(int, told["sizes"])))))
         return _checked(lambda: _state(json.loads(bytes(head)), parts))
     return _checked(lambda: _state(told, None))

@@ -741,6 +741,24 @@ class KVStore:
             DeadlineExceeded: nobody has let this worker in.
         """
 
+    def end_step(self) -> None:
+        """Say that a step is over, whose boundary is to come later: with ``begin_step``, for a trainer of your own.
+
+        What a program does after a step, such as to move a schedule, is done by then, so that a worker which is let in
+        there takes it over.
+        """
+
+    @property
+    def step_ended(self) -> bool:
+        """Whether ``end_step`` has been called, and the boundary is still to come or under way."""
+        return False
+
+    def begin_step(self) -> None:
+        """Come to the ``boundary`` that ``end_step`` has left to do, if there is one: before the first push of a step.
+
+        A push to what servers update does it by itself.
+        """
+
     def take_share(
         self, size: int, most: int, *, data: str = "train", epoch: int = 0, used: int = 0, passes: int = 0
     ) -> Share:

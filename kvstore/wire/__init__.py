@@ -21,8 +21,10 @@ from kvstore.wire.arrays import (
     Admit,
     Borrowed,
     Close,
+    DropState,
     GetStates,
     Init,
+    KeepState,
     Lend,
     Open,
     OptimizerStates,
@@ -34,6 +36,8 @@ from kvstore.wire.arrays import (
     PutStates,
     Resume,
     SetOptimizer,
+    StatePart,
+    TakeState,
     Values,
 )
 from kvstore.wire.checkpoints import AwaitCapture, Capture, Captured

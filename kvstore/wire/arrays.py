@@ -280,6 +280,41 @@ class Admit(Request):
         same_length(self.ids, self.clocks)
 
 
+@message(66)
+class KeepState(Request):
+    """Part ``part`` of hand-over ``number``, to worker ``rank`` in its ``incarnation``: keep it for that worker."""
+
+    remembered = False
+    rank: f.Rank
+    incarnation: f.Seq
+    number: f.Seq
+    part: f.Seq
+    buffers: Sequence[Buffer] = field(repr=False, default=())
+
+
+@message(67)
+class TakeState(Request):
+    """Give me part ``part`` of hand-over ``number``, which has been kept for me."""
+
+    remembered = False
+    number: f.Seq
+    part: f.Seq
+
+
+@message(68)
+class StatePart(Reply):
+    """The part that was asked for."""
+
+    buffers: Sequence[Buffer] = field(repr=False, default=())
+
+
+@message(69)
+class DropState(Request):
+    """I have all that has been kept for me."""
+
+    remembered = False
+
+
 @message(51)
 class Resume(Reply):
     """All have paused; the next push of ``ids[i]`` follows round ``clocks[i]``. Worker ``last`` has pushed most."""

@@ -304,6 +304,9 @@ class DeclaredKeys:
                 del self._by_rank[request.node.rank]
 
     def _place(self, request: wire.Declare, specs: Mapping[Key, Spec]) -> Columns | Exception:
+        if self.gives(request) and first_other(specs, self._placements.specs) is None:
+            missing = self._placements.missing(specs)  # a lost worker, in place of which this one is, had the others
+            specs = {key: spec for key, spec in specs.items() if key in missing}
         try:
             self._placements.add(specs, request.bound, request.longest)
             return self._placements.columns(request.keys)

@@ -16,7 +16,7 @@ import torch
 from kvstore.errors import AlreadyInitialized, KeyNotInitialized, UsageError, WeightsInDoubt, again
 from kvstore.spec import Key, Spec, shorten
 from kvstore.transport.memory import Memory
-from kvstore.values import TensorRange, cut
+from kvstore.values import PayloadRange, TensorRange, cut
 from servers.store.bucket import Bucket, Contribution, Progress
 from servers.store.recording import Recording
 from servers.store.row_target import RowTarget, TableGroups
@@ -146,7 +146,7 @@ class Buckets:
             self.moved.add(target.description.parameter)
 
     def add(
-        self, ids: Sequence[int], keys: Sequence[Key], specs: Sequence[Spec], ranges: Sequence[TensorRange]
+        self, ids: Sequence[int], keys: Sequence[Key], specs: Sequence[Spec], ranges: Sequence[PayloadRange]
     ) -> None:
         """Take new segments of one dtype, and their first values."""
         if not ids:
@@ -155,17 +155,34 @@ class Buckets:
             if number in self._tables:
                 raise _initialized(self._tables[number], number)
         if not self._at.keys().isdisjoint(ids):
-            known = next(number for number in ids if number in self._at)
-            bucket = self._at[known]
-            same = bucket.ids == tuple(ids) and list(bucket.segments.specs) == list(specs)
-            if not same or not bucket.rounds.untouched:
-                raise _initialized(bucket, known)
-            bucket.assign([ranges])  # an earlier init was interrupted before any worker knew of it
+            self._add_again(ids, keys, specs, ranges)
             return
         segments = HeldSegments(ids, keys, specs, (0,) * len(ids))  # of one key always the same tuple
         bucket = Bucket(segments, specs[0].dtype, self._rounds(), self._memory)
         bucket.load(ranges)
         self._put(bucket)
+
+    def _add_again(
+        self, ids: Sequence[int], keys: Sequence[Key], specs: Sequence[Spec], ranges: Sequence[PayloadRange]
+    ) -> None:
+        """Take first values of segments of which some have been here before.
+
+        An earlier init was interrupted before any worker knew of it. Or the values are published, and nobody pushes to
+        them: another worker, in place of a lost one, may send them in other groups, and new ones with them.
+        """
+        for number, spec in zip(ids, specs, strict=True):
+            if number in self._at:
+                bucket, place = self.find(number)
+                if bucket.segments.specs[place] != spec or not bucket.rounds.untouched:
+                    raise _initialized(bucket, number)
+        if (first := self._at.get(ids[0])) is not None and first.ids == tuple(ids):
+            first.assign([ranges])
+        elif len(ids) == 1:
+            self._grouped(tuple(ids)).assign([ranges])
+        else:
+            starts = list(itertools.accumulate((spec.size for spec in specs), initial=0))
+            for number, key, spec, start in zip(ids, keys, specs, starts[:-1], strict=True):
+                self.add([number], [key], [spec], cut(ranges, start, start + spec.size))
 
     def segment(self, number: int) -> HeldSegment:
         bucket, place = self.find(number)

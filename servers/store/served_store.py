@@ -165,8 +165,8 @@ class ServedStore:
                 raise UsageError(
                     f"{message.node} was started again, and repeats sum {clock} of "
                     f"{target.segments.keys[target.places[number]]!r}, of which the others have made "
-                    f"{target.rounds.version}: only small sums from before training are kept. A worker can come back "
-                    "to a job whose weights the servers update"
+                    f"{target.rounds.version}: only small sums from before training are kept. Make it when "
+                    "another worker has let this one in"
                 )
         return self._answer(self.waiting.park(peer, message))
 

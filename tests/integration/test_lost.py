@@ -391,7 +391,7 @@ HOLDING = """
     first = workers.DistributedOptimizer(inner, one.named_parameters())
     adam = {"learning_rate": 0.01}
     second = workers.Trainer(two.named_parameters(), "adam", adam, kv.create("dist_sync"), update_on_kvstore=False)
-    second.marks_steps = False  # a step begins with the first one's
+    first.marks_steps = False  # a step ends with the second one's
     scheduler = torch.optim.lr_scheduler.ExponentialLR(inner, 0.9)
     for name, thing in {"progress": progress, "scheduler": scheduler}.items():
         store.attach(name, thing, shared=True)
@@ -408,7 +408,7 @@ HOLDING = """
         scheduler.step()
         progress.step += 1
     second.save_states(states := f"{os.environ['WHERE']}/{rank}.states")
-    tensors = [*one.parameters(), *two.parameters()]
+    tensors = [*one.parameters(), *two.parameters(), one[1].num_batches_tracked, two[1].num_batches_tracked]
     tensors += [value for state in inner.state.values() for value in state.values()]
     tensors += [value for _, value in sorted(kv.optim.states_file.read(states)[1].items())]
     bits = hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in tensors)).hexdigest()

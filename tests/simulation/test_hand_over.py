@@ -16,12 +16,12 @@ from simulation.job import SimulatedJob
 from simulation.network import Weather
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-import kvstore.client.dist
 import kvstore.client.newcomers
 from kvstore.client import DistStore
 from kvstore.client.newcomers import Mailbox
 from kvstore.optim import states_file
-from workers import DistributedOptimizer, PartialSync, PeriodicAveraging, Reducer, Trainer, fit
+from servers.requests.kept_states import KeptStates
+from workers import DistOpt, DistributedOptimizer, PartialSync, PeriodicAveraging, Reducer, Trainer, fit
 from workers.common import hand_over
 from workers.common.hand_over import HandOver
 from workers.common.tensors import overwrite
@@ -59,19 +59,21 @@ class Progress:
 
 
 class Averaged(torch.nn.Module):
-    """A model with a frozen parameter, and a buffer: the mean of its weights over the steps."""
+    """A model with a frozen parameter, and buffers: the mean of its weights, and how many batches it has seen."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.weight, self.scale = torch.nn.Parameter(torch.empty(40, 9)), torch.nn.Parameter(torch.empty(9))
         self.scale.requires_grad_(False)
         self.register_buffer("mean", torch.empty(40, 9))
+        self.register_buffer("batches", torch.tensor(0))
         drawn = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for value in (self.weight, self.scale, self.mean):
                 value.normal_(generator=drawn)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.batches += 1
         return (inputs @ (self.weight * self.scale)).pow(2).mean()
 
     @torch.no_grad()
@@ -98,7 +100,12 @@ class Learners:
     """
 
     def __init__(
-        self, kind: str, kills: Sequence[tuple[int, float]] = (), explicit: bool = False, forward: bool = True
+        self,
+        kind: str,
+        kills: Sequence[tuple[int, float]] = (),
+        explicit: bool = False,
+        forward: bool = True,
+        start_s: float = 0.2,
     ) -> None:
         self.digests: dict[int, set[str]] = defaultdict(set)
         self.came: list[int] = []
@@ -107,10 +114,10 @@ class Learners:
             restarts=9,
             returns=True,
             reaped=True,
-            start_s=0.2,
+            start_s=start_s,
             min_workers=1,
         )
-        self._make = {"optimizer": self._optimizer, "trainer": self._trainer}[kind]
+        self._make = {"optimizer": self._optimizer, "trainer": self._trainer, "on store": self._on_store}[kind]
         self._explicit, self._forward = explicit, forward
         for rank, at_s in kills:
             self.job.world.after(at_s, partial(self.job.kill, f"worker {rank}"))
@@ -128,9 +135,14 @@ class Learners:
         outer = DistributedOptimizer(inner, model, kvstore=store)
         return outer, inner, lambda: list(inner.state[model.weight].values())
 
-    def _trainer(self, model: Averaged, store: DistStore) -> tuple[Any, Any, Callable[[], list[Any]]]:
-        params = model.named_parameters()
-        trainer = Trainer(params, "adam", {"learning_rate": 0.1}, kvstore=store, update_on_kvstore=False)
+    def _on_store(self, model: Averaged, store: DistStore) -> tuple[Any, Any, Callable[[], list[Any]]]:
+        return self._trainer(model, store, update_on_kvstore=True)
+
+    def _trainer(
+        self, model: Averaged, store: DistStore, update_on_kvstore: bool = False
+    ) -> tuple[Any, Any, Callable[[], list[Any]]]:
+        params, rate = model.named_parameters(), {"learning_rate": 0.1}
+        trainer = Trainer(params, "adam", rate, kvstore=store, update_on_kvstore=update_on_kvstore)
 
         def states() -> list[Any]:
             with TemporaryDirectory() as directory:
@@ -176,11 +188,10 @@ class Learners:
 def through_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """These models are small: what is handed over goes through the servers all the same, in several messages."""
     monkeypatch.setattr(kvstore.client.newcomers, "MOST_STATE", 0)
-    for module in (kvstore.client.newcomers, kvstore.client.dist):
-        monkeypatch.setattr(module, "MAIL_ROW", 64)
+    monkeypatch.setattr(kvstore.client.newcomers, "PAGE", 256)
 
 
-@pytest.mark.parametrize("kind", ["optimizer", "trainer"])
+@pytest.mark.parametrize("kind", ["optimizer", "trainer", "on store"])
 def test_a_worker_that_died_goes_on_with_the_others_bits(kind: str, hooks: list[Any]) -> None:
     """Between two steps, in backward, while it waits for sums, and twice; worker 0 lets the others in."""
     for kills in ([(1, 1.26)], [(2, 1.499), (0, 2.1)], [(1, 1.02), (1, 2.4)], [(1, 1.2), (2, 1.2)]):
@@ -202,21 +213,24 @@ class Owner:
     def take(self, state: Any) -> None:
         self.taken = state
 
+    def buffers(self) -> list[torch.Tensor]:
+        return []
+
 
 def test_what_is_made_after_the_worker_has_been_let_in_takes_over_at_once() -> None:
     def attach(_name: str, thing: Any, **_: Any) -> bool:
-        thing.load_state_dict({"step": 7})
+        thing.load_state_dict({"step": 7, "begun": False})
         return True
 
-    store: Any = SimpleNamespace(min_workers=1, newcomer=False, attach=attach)
+    store: Any = SimpleNamespace(min_workers=1, newcomer=False, attach=attach, step_ended=False)
     owner = Owner()
     handed = HandOver(store, "Owner")
-    handed.attach("second", owner.give, owner.take, [])
-    assert (owner.taken, handed.waits, handed.state_dict()) == ({"step": 7}, False, {"step": 7})
+    handed.attach("second", owner.give, owner.take, [], owner.buffers)
+    assert (owner.taken["step"], handed.waits, handed.state_dict()) == (7, False, {"step": 7, "begun": False})
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["optimizer", "trainer"])
+@pytest.mark.parametrize("kind", ["optimizer", "trainer", "on store"])
 def test_a_sponsor_that_dies_while_it_hands_over_tears_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker 0 dies after each of the messages that follow. Whoever comes next begins anew."""
     sending = Mailbox.send
@@ -225,9 +239,9 @@ def test_a_sponsor_that_dies_while_it_hands_over_tears_nothing(kind: str, monkey
         learners, began = Learners(kind, [(1, 1.26)]), list[int]()
         job = learners.job
 
-        def send(self: Mailbox, parts: Any, began: list[int] = began, job: SimulatedJob = job) -> Any:
+        def send(self: Mailbox, *given: Any, began: list[int] = began, job: SimulatedJob = job) -> Any:
             began.append(job.network.deliveries)
-            return sending(self, parts)
+            return sending(self, *given)
 
         def look(began: list[int] = began, job: SimulatedJob = job, after: int = after) -> None:
             if len(began) == 1 and job.network.deliveries == began[0] + after:
@@ -264,7 +278,7 @@ def test_replicas_that_are_averaged_go_on_as_another_one_is(make: Any) -> None:
         comes = store.newcomer
 
         def everything() -> list[torch.Tensor]:
-            return [*model.state_dict().values(), *inner.state[model.weight].values()]
+            return [model.weight, model.scale, model.mean, *inner.state[model.weight].values()]
 
         while outer.steps < STEPS:
             model(torch.zeros(4, 40))
@@ -277,13 +291,61 @@ def test_replicas_that_are_averaged_go_on_as_another_one_is(make: Any) -> None:
             drawn = torch.Generator().manual_seed(1000 * store.rank + outer.steps)
             model.weight.grad = torch.randn(40, 9, generator=drawn)
             outer.step()
+            learners.note(outer.steps, [model.batches])
             if store.rank == 0:
                 of_worker_0[outer.steps] = digest_of(everything())
             if make is PeriodicAveraging and outer.steps % 3 == 0:
-                learners.note(outer.steps, [model.weight])
+                learners.note(-outer.steps, [model.weight])
         outer.finish()
         learners.note(STEPS + 1, [model.weight])
         return outer.steps
+
+    learners.run(program)
+    assert len(learners.came) == 2
+
+
+WAYS: dict[str, Callable[[DistOpt, torch.Tensor], None]] = {
+    "plain": DistOpt.backward_and_update,
+    "partial": partial(DistOpt.backward_and_partial_update, threshold=100),  # the weight, then the other parameter
+    "half": DistOpt.backward_and_update_half,
+    "sparse": partial(DistOpt.backward_and_sparse_update, spars=0.01),
+    "topk": partial(DistOpt.backward_and_sparse_update, spars=0.1, topK=True),
+}
+
+
+@pytest.mark.parametrize("ways", [*([way] for way in WAYS), list(WAYS)], ids=[*WAYS, "all"])
+def test_dist_opt_goes_on_whatever_it_sends(ways: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What compression has held back at the worker that died is lost, and all have the same weights."""
+    learners = Learners("optimizer", [(2, 1.499), (0, 2.1)], start_s=0.7)  # there are steps without them
+    job, stores = learners.job, dict[Any, DistStore]()
+    monkeypatch.setattr(kvstore, "create", lambda _: stores[job.world.current].companion())
+
+    def program(store: DistStore) -> int:
+        stores[job.world.current] = store
+        model = Averaged(seed=100 * job.starts[f"worker {store.rank}"] + store.rank)
+        still = torch.nn.Parameter(torch.ones(3))  # has no gradient: means of it are 1, whoever is lost
+        inner = torch.optim.Adam([*model.parameters(), still], lr=0.1)
+        outer, comes = DistOpt(inner, store), store.newcomer
+        scheduler, progress = torch.optim.lr_scheduler.ExponentialLR(inner, 0.9), Progress()
+        store.attach("scheduler", scheduler, shared=True)
+        store.attach("progress", progress, shared=True)
+        while progress.step < STEPS:
+            rest(job, PACE_S / 2)
+            loss = model(torch.randn(4, 40, generator=torch.Generator().manual_seed(1000 * store.rank + progress.step)))
+            if comes:
+                learners.came.append(progress.step)
+                comes = False
+            rest(job, PACE_S / 2)
+            way = ways[progress.step % len(ways)]
+            WAYS[way](outer, loss)
+            scheduler.step()
+            progress.step += 1
+            states = [] if way == "partial" else list(inner.state[model.weight].values())
+            if way != "partial" or len(ways) > 1 or progress.step % 2:
+                learners.note(progress.step, [*model.state_dict().values(), *states], inner.param_groups[0]["lr"])
+            assert torch.allclose(still, torch.ones(3))
+        outer.close()
+        return progress.step
 
     learners.run(program)
     assert len(learners.came) == 2
@@ -350,9 +412,10 @@ MUTATIONS: dict[str, tuple[Any, str, Any]] = {
     "the states of the optimizer stay behind": (HandOver, "state_dict", states_stay_behind),
     "frozen weights and buffers stay behind": (hand_over, "overwrite", weights_alone),
     "nothing is written": (hand_over, "overwrite", lambda tensor, value: None),
-    "it is let in before the step has been counted": (HandOver, "step_over", lambda self: self._store.boundary()),
-    "nobody is let in": (HandOver, "step_over", lambda self: None),
-    "nothing is put on the servers": (Mailbox, "_put", None),
+    "it is let in before the step has been counted": (DistStore, "end_step", DistStore.boundary),
+    "nobody is let in": (DistStore, "end_step", lambda self: None),
+    "forward passes count twice": (DistStore, "step_ended", False),
+    "nothing is put on the servers": (KeptStates, "_pages", None),
 }
 
 
@@ -371,6 +434,6 @@ def verdict(kind: str) -> str:
 def test_a_mutation_is_caught(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, attribute, mutated = MUTATIONS[name]
     if mutated is None:
-        mutated = property(lambda self: lambda rows: None, lambda self, put: None)
+        mutated = property(lambda self: {}, lambda self, pages: None)
     monkeypatch.setattr(owner, attribute, mutated, raising=False)
     assert verdict(kind)

@@ -66,15 +66,20 @@ def test_workers_are_added_while_others_die(mode: str) -> None:
     assert all({3, 4} & {rank for rank, _ in run.program.entered} for run in runs)
 
 
+@pytest.mark.parametrize("grows", [0, 8], ids=["", "grown"])
 @pytest.mark.parametrize("alone", [False, True], ids=["all publish", "the first publishes"])
-def test_whoever_publishes_in_place_of_a_lost_worker_publishes_its_own_values(alone: bool) -> None:
-    """Where the first worker publishes alone, the others have not counted its versions."""
+def test_whoever_publishes_in_place_of_a_lost_worker_publishes_its_own_values(alone: bool, grows: int) -> None:
+    """Where the first worker publishes alone, the others have not counted its versions.
+
+    A state that ``grows`` has more arrays from that step on, and may then be larger than what a lost worker had.
+    """
     for at in range(60, 150, 30):
         plan = replace(BASE, crashes=(("worker 0", at),))
         job = job_of(plan)
         numbers: list[int] = []
 
         def publish(store: DistStore, numbers: list[int] = numbers, job: SimulatedJob = job) -> int:
+            some = torch.ones(2)
             progress = Progress()
             store.attach("progress", progress, shared=True)
             store.boundary()
@@ -84,7 +89,9 @@ def test_whoever_publishes_in_place_of_a_lost_worker_publishes_its_own_values(al
                 leads = store.rank == store.members()[0]
                 if leads or not alone:
                     value = 100.0 * progress.step + store.rank
-                    number = store.publish_state({"w": torch.full((4,), value)}, label=str(progress.step))
+                    more = {} if progress.step < grows else {"x": some, "y": some, "z": some}  # on both servers
+                    state = {**more, "w": torch.full((4,), value)}
+                    number = store.publish_state(state, label=str(progress.step))
                     if leads and store.rank == store.members()[0]:  # else another has come back meanwhile
                         assert value_of(store, "w", 4).tolist() == [value] * 4
                         numbers.append(number)

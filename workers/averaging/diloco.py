@@ -380,7 +380,7 @@ class DiLoCo(Stepper):
         # The samples of these steps; None where nobody weighs.
         self._samples = None if weight is None else [0] * self._schedule.fragments
         self._in_flight: dict[int, Ticket | None] = {}  # by fragment; None for one that has arrived
-        self.marks_steps = True  # whether the end of ``after_step`` is a boundary; see ``KVStore.boundary``
+        self.marks_steps = True  # whether the program's step ends after ``after_step``; see ``KVStore.end_step``
         if self._store.min_workers:
             self._store.attach(f"diloco of {self._fragments[0][0]}", _TakenOver(self), shared=True)
 
@@ -432,6 +432,7 @@ class DiLoCo(Stepper):
         """
         count = self._require(samples)
         self.come_back()
+        self._store.begin_step()
         self._steps += 1
         self._position += 1
         self._global.thaw()
@@ -449,7 +450,7 @@ class DiLoCo(Stepper):
             if ticket is not None:
                 ticket.done()  # receives what has come: only a wait receives, and nothing waits here
         if self.marks_steps:
-            self._store.boundary()
+            self._store.end_step()
 
     def finish(self, timeout: float | None = None) -> None:
         """Synchronize everything: before an evaluation, and at the end of training. Every worker calls this.

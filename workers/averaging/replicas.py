@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from kvstore import DeadlineExceeded, KVStore, Mismatch, UnknownName, UsageError
 from workers.averaging.stepper import Stepper, require_alike
@@ -81,8 +82,10 @@ class Replicas(Stepper):
         self._store.reserve_join(join_refusal(type(self).__name__, "Call its own join() or finish()"))
         self._model = model
         self._broadcast(everything_of(model))
-        self.marks_steps = True  # whether a step begins with ``step``; see ``KVStore.boundary``
-        self._handed.attach(next(iter(self._params)), self._state, self._take_over, self._params.values())
+        self.marks_steps = True  # whether the program's step ends after ``step``; see ``KVStore.end_step``
+        self._handed.attach(
+            next(iter(self._params)), self._state, self._take_over, self._params.values(), self._every_buffer
+        )
 
     def come_back(self) -> bool:
         """Let this worker into a job that has gone on without it, if it was started again; return whether it was.
@@ -125,7 +128,7 @@ class Replicas(Stepper):
             self._meet(STEPPING, due)
             self._average(due)
         if self.marks_steps:
-            self._handed.step_over()
+            self._store.end_step()
 
     def finish(self, timeout: float | None = None) -> None:
         """Average everything that has changed: before an evaluation or a checkpoint, and at the end of training.
@@ -211,6 +214,9 @@ class Replicas(Stepper):
         values, optimizer = values_state(everything_of(self._model)), optimizer_state(self._optimizer)
         counts = {"steps": self._steps, "rounds": self._rounds, "stale": self._stale}
         return {**counts, "values": values, "optimizer": optimizer}
+
+    def _every_buffer(self) -> list[torch.Tensor]:
+        return list(self._model.buffers()) if isinstance(self._model, nn.Module) else []
 
     def _take_over(self, state: Mapping[str, Any]) -> None:
         take_values(everything_of(self._model), state["values"])

@@ -6,6 +6,7 @@ one goes on with the same bits.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from weakref import WeakMethod, finalize
@@ -18,6 +19,8 @@ from torch.utils.hooks import RemovableHandle
 from kvstore import KVStore, UsageError
 from workers.common.tensors import PLAIN, overwrite, pack, unpack
 from workers.common.values import describe
+
+log = logging.getLogger(__name__)
 
 
 class HandOver:
@@ -37,7 +40,7 @@ class HandOver:
     def __init__(self, store: KVStore, owner: str) -> None:
         self._store, self._owner = store, owner
         self._elastic = store.min_workers > 0
-        self._between = False  # whether a step is over, and nothing of the next one has been pushed
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # buffers, with what they must have before a push
         self.waits = store.newcomer
 
     def attach(
@@ -46,10 +49,14 @@ class HandOver:
         give: Callable[[], Mapping[str, Any]],
         take: Callable[[Mapping[str, Any]], None],
         weights: Iterable[torch.Tensor],
+        buffers: Callable[[], Iterable[torch.Tensor]],
     ) -> None:
-        """Take part. ``give`` and ``take`` are methods, and ``weights`` must not be in a forward pass before these."""
+        """Take part. ``give``, ``take`` and ``buffers`` are methods. ``weights`` must not be in a forward pass before.
+
+        ``buffers`` returns what forward passes in training may change: running statistics.
+        """
         # Weak: what is attached lives as long as the job, and an optimizer that its program drops is to go at once.
-        self._give, self._take = WeakMethod(give), WeakMethod(take)
+        self._give, self._take, self._buffers = WeakMethod(give), WeakMethod(take), WeakMethod(buffers)
         if self.waits:  # before it is attached, for that may end the wait
             self._unhook = finalize(self, _before_forward(weights, WeakMethod(self.come_back)).remove)
         if self._elastic:
@@ -57,12 +64,15 @@ class HandOver:
 
     def state_dict(self) -> dict[str, Any]:
         give = self._give()
-        return {} if give is None else dict(give())
+        # One that has just come back may let in the next one, at the place where it was let in itself.
+        return {} if give is None else {**give(), "begun": self._store.step_ended or bool(self._kept)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        take = self._take()
-        if take is not None and state:
+        take, buffers = self._take(), self._buffers()
+        if take is not None and buffers is not None and state:
             take(state)
+            if state["begun"]:  # what its forward passes of this step do to them, the other one's have done already
+                self._kept = [(buffer, buffer.clone()) for buffer in buffers()]
             if self.waits:  # not if this worker was let in before it made this object
                 self.waits = False
                 self._unhook()
@@ -79,9 +89,6 @@ class HandOver:
             )
         return True
 
-    def step_over(self) -> None:
-        self._between = self._elastic
-
     def begin_step(self) -> None:
         """Let workers in, before the first push of a step.
 
@@ -93,9 +100,11 @@ class HandOver:
                 f"this worker was started again, and has not the others' weights yet: call come_back() of its "
                 f"{self._owner} before the first batch"
             )
-        if self._between:
-            self._between = False
-            self._store.boundary()
+        for buffer, value in self._kept:
+            # Not counted as a write: autograd refuses a backward pass, which this may be in, after one.
+            overwrite(buffer.data, value)
+        self._kept = []
+        self._store.begin_step()
 
 
 def _before_forward(weights: Iterable[torch.Tensor], call: WeakMethod[Callable[[], object]]) -> RemovableHandle:
@@ -115,6 +124,14 @@ def values_state(values: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Return ``values`` of any dtype and layout as a state that can be attached to a store."""
     tensors, forms = pack(values, PLAIN)
     return {"about": describe(values), "tensors": tensors, "forms": forms}
+
+
+def take_buffers(buffers: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
+    """``take_values`` of the buffers around an optimizer's weights, which may be in other modules on each worker."""
+    if describe(buffers) == state["about"]:
+        take_values(buffers, state)
+    else:
+        log.warning("the modules that hold the parameters differ from another worker's: this one keeps its buffers")
 
 
 def take_values(values: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:

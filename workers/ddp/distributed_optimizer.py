@@ -6,7 +6,6 @@ there, gradients are averages when ``backward`` returns (``averager.py``), not o
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -21,12 +20,10 @@ from workers.alike import BETWEEN, STEP, Alike
 from workers.broadcast import load_optimizer_state, optimizer_state
 from workers.common.checks import at_least, require_optimizer
 from workers.common.gather import Gather, digest
-from workers.common.hand_over import HandOver, take_values, values_state
+from workers.common.hand_over import HandOver, take_buffers, take_values, values_state
 from workers.common.tensors import require_own_memory
 from workers.common.values import buffers_around, describe, module_of
 from workers.ddp.averager import GradientAverager, counts_of
-
-log = logging.getLogger(__name__)
 
 Average = "average"
 """``DistributedOptimizer(op=workers.Average)``: gradients are averaged over the workers. The default."""
@@ -113,7 +110,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         }
         self._skip = False
         self._module = module
-        self.marks_steps = True  # whether the next push after ``step`` begins a step; see ``KVStore.boundary``
+        self.marks_steps = True  # whether the program's step ends after ``step``; see ``KVStore.end_step``
         self._store = group.store_for(kvstore, "DistributedOptimizer", UNNAMED)
         self._known: set[str] = set()
         self._watched: set[int] = set()
@@ -132,7 +129,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self._alike.give(values)
                 if module is None:
                     self._alike.give_buffers()
-            self._handed.attach(next(iter(values)), self._state, self._take_over, self._all())
+            self._handed.attach(next(iter(values)), self._state, self._take_over, self._all(), self._buffers)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step of the optimizer with averaged gradients; return the result of the optimizer's ``step``.
@@ -156,7 +153,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._gradients is not None:
             self._gradients.step_over()
             if self.marks_steps:
-                self._handed.step_over()
+                self._store.end_step()
         return result
 
     def come_back(self) -> bool:
@@ -173,7 +170,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             while progress.step < 10_000:
                 ...
 
-        Of several optimizers, all but the one whose backward is the first in a step have ``marks_steps = False``.
+        Of several optimizers, all but the last one to step have ``marks_steps = False``.
 
         Raises:
             UsageError: the others train other parameters.
@@ -380,10 +377,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._gradients.take_over(state)
         values, around = self._everything()
         take_values(values, state["values"])
-        if state["around"]["about"] == describe(around):
-            take_values(around, state["around"])
-        else:
-            log.warning("the modules that hold the parameters differ from another worker's: this one keeps its buffers")
+        take_buffers(around, state["around"])
         load_optimizer_state(self.optimizer, state["optimizer"])
 
     def _everything(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -392,6 +386,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._module is None:
             return values, buffers_around(self._all())
         return values | dict(self._module.named_buffers()), {}
+
+    def _buffers(self) -> list[torch.Tensor]:
+        return list(
+            (buffers_around(self._all()) if self._module is None else dict(self._module.named_buffers())).values()
+        )
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
         """Call ``closure``; return its loss averaged over workers, when the gradients are averages too."""

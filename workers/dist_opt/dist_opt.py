@@ -14,9 +14,12 @@ from kvstore.store.maker import UNNAMED
 from kvstore.values import as_output
 from workers import group
 from workers.alike import STEP, WIDTH, Alike
+from workers.broadcast import load_optimizer_state, optimizer_state
 from workers.common.chunks import wire_dtype
 from workers.common.gather import Gather, digest
+from workers.common.hand_over import HandOver, take_buffers, take_values, values_state
 from workers.common.stores import AUTO
+from workers.common.values import buffers_around
 from workers.dist_opt.channels import NOT_ZERO, Channel, OptimizerGradients, joined, keyed, split_into
 
 PRESENT = "present"
@@ -42,6 +45,12 @@ class DistOpt:
     Ways to send can be mixed. Each compressed way has its own store, made at first use, so that its residuals are kept
     while another way is used. In one process nothing is sent, but gradients lose what compression would take from them.
 
+    In a job that goes on without workers that die (``launch.py --min-workers``), one that is started again comes back
+    before its first forward pass in training, or in ``come_back``. It takes over the parameters, buffers, states and
+    hyper-parameters of another worker, which hands them over before its next update. Residuals begin with zeros there:
+    what the lost process had left unsent is lost. A loop of ``all_reduce`` and ``update`` passes a store as
+    ``kvstore``, and calls its ``boundary`` before the first batch and after each step.
+
     Args:
         opt: any optimizer of ``torch.optim`` whose ``step`` needs no closure.
         kvstore: the type of the stores to make, or a synchronous store without optimizer, for this alone, which is used
@@ -51,6 +60,8 @@ class DistOpt:
 
     Attributes:
         opt: the optimizer, for learning-rate schedulers and ``state_dict``.
+        marks_steps: whether the program's step ends with each update; False for all but the last of several optimizers
+            that step in turn.
 
     Raises:
         UsageError: ``opt`` is not an optimizer, or has no parameters; the store does not sum; or other arguments.
@@ -81,14 +92,19 @@ class DistOpt:
         self._turns_known = False
         self._updates = 0  # since the last join
         self._apart = False
+        self.marks_steps = True
+        self._handed = HandOver(self._store, "DistOpt")
         self._agree()
         self._alike: Alike | None = None
         if self.world_size > 1:
             self._alike = Alike(opt, self._store, "DistOpt")
             self._plain.prepare({PRESENT: self._with_mark(self._gradients.read()[1])})  # also if it joins without one
-            self._alike.give(self._weights(range(len(self._gradients.params))))
-            self._alike.give_buffers()
+            if not self._handed.waits:
+                self._alike.give(self._weights(range(len(self._gradients.params))))
+                self._alike.give_buffers()
         self._plain.prepare(self._weights(self._gradients.trained))
+        if self.world_size > 1:
+            self._handed.attach("parameters", self._state, self._take_over, self._gradients.params, self._buffers)
 
     def backward_and_update(self, loss: torch.Tensor, threshold: int = 2097152) -> None:
         """Compute gradients, average them over workers, and update.
@@ -104,6 +120,17 @@ class DistOpt:
         """
         self._gradients.compute(loss)
         self.step(threshold)
+
+    def come_back(self) -> bool:
+        """Let this worker into a job that has gone on without it, if it was started again; return whether it was.
+
+        The first forward pass in training does it, too.
+
+        Raises:
+            UsageError: the others train other parameters.
+            KVStoreError: as for ``KVStore.boundary``.
+        """
+        return self._handed.come_back()
 
     def __call__(self, loss: torch.Tensor) -> None:
         self.backward_and_update(loss)
@@ -135,6 +162,7 @@ class DistOpt:
         if clipping:
             for grad in grads.values():
                 grad.clamp_(-clip_Value, clip_Value)
+        self._handed.begin_step()
         channel = self._channel("half")
         channel.compress({"type": "fp16", "pull": "fp16"})
         self._average_and_update(channel, threshold, grads, present)
@@ -167,11 +195,13 @@ class DistOpt:
             self._turns_known = True
         self._gradients.require_same()
         self._gradients.compute(loss)
+        self._handed.begin_step()
         self._apart = self._apart or len(partitions) > 1
         self._updates += 1
         self.opt.step()
         self._average(self._weights(partitions[self._turn % len(partitions)]))
         self._turn = (self._turn + 1) % len(partitions)
+        self._end_step()
 
     def backward_and_sparse_update(
         self,
@@ -203,6 +233,7 @@ class DistOpt:
         grads = _wide(grads)
         groups = self._gradients.groups(threshold)
         flats = [joined([grads[i] for i in due]) for due in groups]
+        self._handed.begin_step()
         channel = self._channel("topk" if topK else "threshold")
         which = {"type": "topk", "ratio": spars} if topK else {"type": "threshold", "threshold": spars}
         channel.compress({**which, "pull": NOT_ZERO}, keep=corr)
@@ -224,7 +255,9 @@ class DistOpt:
         Args:
             threshold: as for ``backward_and_update``.
         """
-        self._average_and_update(self._plain, threshold, *self._gradients.read())
+        grads, present = self._gradients.read()
+        self._handed.begin_step()
+        self._average_and_update(self._plain, threshold, grads, present)
 
     def update(self, param: torch.Tensor, grad: torch.Tensor) -> None:
         """Update ``param`` with ``grad``, a sum over workers, divided by their number. The parameter's own is dropped.
@@ -373,11 +406,14 @@ class DistOpt:
         if name not in self._compressed:
             # Through the store that all have: a new one would wait in vain for a worker that has joined before.
             Gather(self._store, f"/{name}", 1).exchange([1])
-            store = self._new_store()
-            self._compressed[name] = Channel(store)
-            if self._alike is not None:
-                self._alike.reserve(store)
+            self._make_channel(name)
         return self._compressed[name]
+
+    def _make_channel(self, name: str) -> None:
+        store = self._new_store()
+        self._compressed[name] = Channel(store)
+        if self._alike is not None:
+            self._alike.reserve(store)
 
     def _new_store(self) -> KVStore:
         self._made.append(group.store_for(self._type, "DistOpt", UNNAMED))
@@ -418,6 +454,11 @@ class DistOpt:
         dtypes = {i: self._gradients.params[i].dtype for i in sums}
         self._gradients.put({i: total.div_(self.world_size).to(dtypes[i]) for i, total in sums.items()}, present)
         self.opt.step()
+        self._end_step()
+
+    def _end_step(self) -> None:
+        if self.marks_steps:
+            self._store.end_step()
 
     def _meet(self) -> None:
         """After partial updates, make workers equal, momentum included; equal updates would leave them different."""
@@ -427,10 +468,36 @@ class DistOpt:
 
     def _average(self, values: Mapping[str, torch.Tensor]) -> None:
         sums = _mean_keys(values)
-        count = torch.ones((), dtype=torch.int64, device="cpu")  # workers that have joined give nothing
+        # Workers that have joined give nothing. Of floats, because where a worker is lost, only sums of these stand for
+        # all workers.
+        count = torch.ones((), dtype=torch.float64, device="cpu")
         self._plain.sum([{**sums, "mean of": count}])
         for value, total in zip(values.values(), sums.values(), strict=True):
-            value.copy_(total / int(count))
+            value.copy_(total / float(count))
+
+    # ---- workers that come back
+
+    def _state(self) -> dict[str, Any]:
+        """Return what a worker that comes back takes over, between two steps."""
+        return {
+            "values": values_state(self._weights(range(len(self._gradients.params)))),
+            "buffers": values_state(buffers_around(self._gradients.params)),
+            "optimizer": optimizer_state(self.opt),
+            "place": [self._turn, self._updates, self._apart],
+            "channels": list(self._compressed),
+        }
+
+    def _take_over(self, state: Mapping[str, Any]) -> None:
+        for name in state["channels"]:  # that the others have made together, without this worker
+            if name not in self._compressed:
+                self._make_channel(name)
+        take_values(self._weights(range(len(self._gradients.params))), state["values"])
+        take_buffers(buffers_around(self._gradients.params), state["buffers"])
+        load_optimizer_state(self.opt, state["optimizer"])
+        self._turn, self._updates, self._apart = state["place"]
+
+    def _buffers(self) -> list[torch.Tensor]:
+        return list(buffers_around(self._gradients.params).values())
 
     def _weights(self, due: Sequence[int]) -> dict[str, torch.Tensor]:
         return {str(i): self._gradients.params[i].detach() for i in due}

@@ -200,7 +200,7 @@ class GradientSync:
         rates: the hyper-parameters, if the store updates; None if it sums.
         frozen: positions of parameters that require no gradient so far. The store does not have them. ``thaw`` takes
             positions out of this set.
-        handed: is told of the first push of a step, if the store sums.
+        handed: is told of the first push of a step.
     """
 
     def __init__(

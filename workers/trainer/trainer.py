@@ -24,6 +24,7 @@ from workers.common.hand_over import HandOver, take_values, values_state
 from workers.common.row_steps import row_steps
 from workers.common.sparse_gradients import table_key
 from workers.common.stores import join_refusal, open_store
+from workers.common.tensors import has_parts
 from workers.common.torch_internals import note_step
 from workers.trainer.arrivals import require_waiting, unshare_for_state_dict
 from workers.trainer.gradient_sync import GradientSync, decide, give_first, require_free
@@ -142,7 +143,7 @@ class Trainer:
         check_finite = check_finite or (store is not None and store.check_finite)
         at_least("publish_every", publish_every, 0)
         self._publish_every = publish_every
-        self.marks_steps = True  # whether the end of ``step`` is a boundary; see ``KVStore.boundary``
+        self.marks_steps = True  # whether the program's step ends after ``step``; see ``KVStore.end_step``
         # Before ``collect``, which reads the iterators: afterwards they do not know their module any more.
         buffers, models = buffers_beside(params), modules_beside(params)
         if isinstance(wait_in_forward, nn.Module):
@@ -190,15 +191,14 @@ class Trainer:
             self._frozen,
         )
         overlap_wanted = on_off_auto("overlap", overlap)
-        # Where workers have the weights; else a worker that comes back pulls them.
-        self._handed = None if self._store is None or on_store else HandOver(self._store, "Trainer")
+        self._handed = None if self._store is None else HandOver(self._store, "Trainer")
         self._sync: GradientSync | None = None
         if self._store is None:
             if overlap_wanted:
                 raise UsageError("overlap=True needs a store, and one device per process")
             if wait_in_forward is not None:
                 require_waiting(wait_in_forward, list(wait_in_forward.parameters()), updates_there=False)
-        else:
+        elif self._handed is not None:
             self._sync = GradientSync(
                 self._params,
                 self._store,
@@ -210,7 +210,7 @@ class Trainer:
                 frozen=self._frozen,
                 handed=self._handed,
             )
-            give_first(self._store, self._not_trained(buffers), wanted=self._handed is None or not self._handed.waits)
+            give_first(self._store, self._not_trained(buffers), wanted=not self._handed.waits)
 
         if self._tables is not None:
             self._tables.begin(self.has_gradients)
@@ -223,10 +223,10 @@ class Trainer:
         self._likeness = Likeness(self._store, self._params, self._frozen)
         # After the store's own join a worker keeps weights from before the others' last rounds.
         self.joining = None if self._store is None else self._store.reserve_join(_join_advice(self._local is None))
+        self._buffers = buffers
         if self._handed is not None:
-            self._buffers = buffers
             tensors = [tensor for param in self._params for tensor in param.tensors]
-            self._handed.attach(f"{self._params[0].key}", self._state, self._take_over, tensors)
+            self._handed.attach(f"{self._params[0].key}", self._state, self._take_over, tensors, self._every_buffer)
 
     def step(self, batch_size: int | None = None, ignore_stale_grad: bool = False) -> None:
         """Make one step: sum the gradients of all devices and workers, and update all parameters.
@@ -244,30 +244,20 @@ class Trainer:
         """
         with nullcontext() if self._store is None else self._store.traced("step"):
             self._step(batch_size, ignore_stale_grad)
-        if self._store is not None and self._handed is None and self.marks_steps:
-            self._store.boundary()
 
     def come_back(self) -> bool:
         """Let this worker into a job that has gone on without it, if it was started again; return whether it was.
 
-        ``fit`` calls it before the first batch, and ``step`` at its beginning. See ``KVStore.boundary``. The weights
-        are those of the others then. With ``update_on_kvstore=False``, the first forward pass in training calls it,
-        too. This worker then takes over another one's weights, also frozen ones, the buffers that the trainer knows,
-        states and hyper-parameters. The other worker is at the beginning of a ``step``.
+        ``fit`` calls it before the first batch; the first forward pass in training, and ``step``, call it, too. See
+        ``KVStore.boundary``. This worker takes over another one's hyper-parameters, frozen weights and the buffers that
+        the trainer knows; also the weights and states, where workers update. The other worker is at the beginning of a
+        ``step``.
 
         Raises:
             UsageError: the others train other parameters.
             KVStoreError: as for ``KVStore.boundary``.
         """
-        if self._store is None or self._sync is None or not self._store.newcomer:
-            return False
-        if self._handed is not None:
-            self._handed.come_back()
-        else:
-            self._store.boundary()
-            self._sync.pull()
-            self._likeness.say()
-        return True
+        return self._handed is not None and self._handed.come_back()
 
     def attach_rates(self, store: KVStore, name: str) -> None:
         """Let workers that come back through ``store`` take over the learning rate and its schedule.
@@ -337,8 +327,6 @@ class Trainer:
         self._summed.clear()
         self._updated()
         self._likeness.say(self._rates.num_update, rates)
-        if self._handed is not None and self.marks_steps:
-            self._handed.step_over()
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, *, batch_size: int | None = None
@@ -568,14 +556,16 @@ class Trainer:
         came = self.come_back()
         if self._handed is None:
             return
-        if came:  # the gradients are of weights that nobody has any more: they count as zeros
+        if came and self._local is not None:  # of weights that only this worker has had: they count as zeros
             for grad in [tensor.grad for param in self._params for tensor in param.tensors if tensor.grad is not None]:
                 grad.zero_()
         self._handed.begin_step()
 
     def _state(self) -> dict[str, Any]:
-        """Return what a worker that comes back takes over, between two steps, where workers have the weights."""
-        states = {} if self._local is None else self._local.states()
+        """Return what a worker that comes back takes over, between two steps."""
+        if self._local is None:
+            return {"values": values_state(self._not_on_servers()[0])}
+        states = self._local.states()
         return {
             "rates": self._rates.save(),
             "likeness": self._likeness.state(),
@@ -585,16 +575,36 @@ class Trainer:
         }
 
     def _take_over(self, state: Mapping[str, Any]) -> None:
+        if self._local is None:
+            self._take_from_servers(state)
+            return
         rates = self._rates.read(state["rates"], "what another worker has handed over")
         for device in range(len(self._params[0].tensors)):
             take_values(self._everything(device), state["values"])
         if self._sync is not None:
             self._sync.thaw(rates.trained)
             self._sync.make_tables(state["tables"])
-        if self._local is not None:
-            self._local.load({(key, name): value for key, name, value in state["states"]})
+        self._local.load({(key, name): value for key, name, value in state["states"]})
         self._rates.take(rates)
         self._likeness.take_over(state["likeness"])
+
+    def _take_from_servers(self, state: Mapping[str, Any]) -> None:
+        """Take over the weights, which the servers have, and of another worker what they do not have."""
+        if self._sync is not None:
+            self._sync.thaw(self._rates.trained)
+            self._sync.pull()
+        for values in self._not_on_servers():
+            take_values(values, state["values"])
+        self._likeness.say()
+
+    def _not_on_servers(self) -> list[dict[str, torch.Tensor]]:
+        return [
+            {name: tensor for name, tensor in of_device.items() if has_parts(tensor)}
+            for of_device in self._not_trained(self._buffers)
+        ]
+
+    def _every_buffer(self) -> list[torch.Tensor]:
+        return [buffer for buffers in self._buffers for buffer in buffers.values()]
 
     def _everything(self, device: int) -> dict[str, torch.Tensor]:
         """Return all parameters of a device, and the buffers that are known."""
@@ -609,6 +619,8 @@ class Trainer:
             self._store.publish(label=f"step {self._rates.num_update}")
         if self._optimizer is not None:
             note_step(self._optimizer)
+        if self._store is not None and self.marks_steps:
+            self._store.end_step()
 
     def _left_out(self, ignore_stale_grad: bool) -> list[int]:
         return self._peers.left_out(self._params) if ignore_stale_grad else []

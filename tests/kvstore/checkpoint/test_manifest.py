@@ -234,7 +234,18 @@ def test_a_time_takes_few_meetings_and_is_kept_to_a_round(round_s: float) -> Non
             break
     gaps = [after - before for before, after in zip([0.0, *made], made, strict=False)]
     assert all(60 <= gap <= max(60.0, round_s) + 2 * round_s + 1e-6 for gap in gaps)
-    assert meetings <= 4 * 20
+    assert meetings <= 4 * 32
+
+
+def test_rounds_that_become_much_slower_put_a_checkpoint_off_by_a_few_of_them() -> None:
+    """As when a worker is started again: before, the next meeting was half of the interval away, in fast rounds."""
+    schedule = CheckpointSchedule(Interval(0, 1.0), 0, 0.0)
+    rounds, now, meeting = 0, 0.0, schedule.first()
+    while rounds < meeting or not schedule.due(rounds, now):
+        if rounds >= meeting:
+            meeting = schedule.next(rounds, now)
+        rounds, now = rounds + 1, now + (0.003 if now < 0.1 else 0.06)
+    assert now < 2.0
 
 
 def test_never() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,14 +17,15 @@ from played_session import SCHEDULER, PlayedSession
 from kvstore import wire
 from kvstore.client import newcomers as module
 from kvstore.client.entries import PushClocks
-from kvstore.client.newcomers import Mailbox, Newcomers, Part, newcomers
+from kvstore.client.newcomers import Newcomers, Part, newcomers
 from kvstore.client.optimizing import Optimizing
 from kvstore.client.requests import Joining, Requests, WorkerBarriers
-from kvstore.client.stored_tables import StoredRows
-from kvstore.errors import NodeLost, UsageError
+from kvstore.errors import NodeLost
 from kvstore.rule import Rule
 from kvstore.spec import Key, Spec
 from kvstore.ticket import WaitLimits
+from servers.requests.kept_states import KeptStates
+from servers.shard import OF_NEWCOMERS
 
 SPECS: dict[Key, Spec] = {"cut": Spec((6,), "float32"), "w": Spec((2,), "float32")}
 
@@ -40,21 +42,23 @@ class Thing:
 
 
 class Servers:
-    """The rows of the mailbox's table, as far as they have been put there."""
+    """What servers keep for newcomers, each for itself."""
 
     def __init__(self) -> None:
-        self.rows: dict[int, Any] = {}
+        self.kept: dict[bytes, KeptStates] = defaultdict(KeptStates)
         self.puts = 0
 
-    def put(self, given: StoredRows) -> None:
-        self.puts += 1
-        self.rows.update(zip(given.ids.tolist(), given.rows, strict=True))
-
-    def get(self, ids: Any) -> Any:
-        return np.stack([self.rows.get(each, np.zeros(module.MAIL_ROW, np.float32)) for each in ids.tolist()])
-
-    def mailbox(self) -> Mailbox:
-        return Mailbox(self.put, self.get)
+    def answer(self, peer: bytes, request: Any, newcomer: wire.Admitted | None) -> wire.Reply | None:
+        if not isinstance(request, OF_NEWCOMERS):
+            return None
+        self.puts += isinstance(request, wire.KeepState)
+        if newcomer is not None:
+            node = wire.Node("worker", newcomer.rank, newcomer.incarnation)
+            request = replace(request, sender=request.sender._replace(node=node))
+        reply = self.kept[peer].serve(peer, request).reply
+        if isinstance(reply, wire.Failure):
+            raise NodeLost(reply.text)
+        return reply
 
 
 class Meetings:
@@ -73,8 +77,16 @@ class Meetings:
 class Side:
     """One worker: its session, one store of two keys, and what it does for newcomers."""
 
-    def __init__(self, newcomer: bool = False, mode: str = "async", entered: wire.Admitted | None = None) -> None:
-        def answer(_: bytes, request: wire.Request) -> wire.Reply:
+    def __init__(
+        self,
+        newcomer: bool = False,
+        mode: str = "async",
+        entered: wire.Admitted | None = None,
+        servers: Servers | None = None,
+    ) -> None:
+        servers = servers or Servers()
+
+        def answer(peer: bytes, request: wire.Request) -> wire.Reply:
             if isinstance(request, wire.Enter) and entered is not None:
                 told = (entered.stores, entered.barriers, entered.joins, entered.counts, entered.ids, entered.clocks)
                 return wire.Entered(request.seq, *told, entered.state)
@@ -82,7 +94,7 @@ class Side:
                 self.meanwhile()
             if isinstance(request, wire.AwaitWorkers):
                 return replace(self.go_on.pop(0), seq=request.seq)
-            return wire.Ack(request.seq)
+            return servers.answer(peer, request, entered) or wire.Ack(request.seq)
 
         self.go_on: list[wire.GoOn] = []  # what the scheduler answers below the least
         self.meanwhile: Callable[[], object] = lambda: None  # happens while the scheduler is told
@@ -122,13 +134,13 @@ class Side:
 
 
 def sponsor(servers: Servers | None = None, **attached: Thing) -> Side:
-    side, servers = Side(), servers or Servers()
+    side = Side(servers=servers)
     side.clocks.pushed[:] = (3, 4)
     side.part.barriers.pass_to(2)
     side.part.joining.number = 1
     side.part.publishing.number = 6
     for name, thing in attached.items():
-        side.made.attach(name, thing, servers.mailbox)
+        side.made.attach(name, thing)
     return side
 
 
@@ -171,6 +183,23 @@ def test_one_that_names_no_key_comes_between_two_steps_and_another_store_does_fo
     assert len(side.session.asked) == 3
 
 
+def test_the_boundary_of_a_step_that_has_ended_is_before_the_next_push_to_what_servers_update() -> None:
+    side = sponsor()
+    side.notice(-1)
+    side.made.end_step()
+    assert side.session.asked == []
+    assert side.made.step_ended
+    assert kinds(side.push(1)) == ["Admit", "Admit", "Admitted"]
+    side.notice(-1, incarnation=3)
+    assert side.push(1) == [], "in the middle of a step"
+    side.rule = side.pushes.rule = Rule("sync")
+    side.made.end_step()
+    assert side.push(1) == [], "a sum"
+    side.made.begin_step(side.part, side.meetings)
+    assert kinds(side.session.asked) == ["Admit", "Admit", "Admitted"]
+    assert not side.made.step_ended
+
+
 def test_one_that_it_has_let_in_is_not_let_in_again_but_the_next_one_is() -> None:
     side = sponsor()
     admitted(side)
@@ -202,7 +231,7 @@ def test_what_cannot_be_sent_stays_behind_with_a_word(caplog: pytest.LogCaptureF
     said = admitted(sponsor(thing=Thing(w=object())))
     assert "without what is attached" in caplog.text
     newcomer, own = Side(newcomer=True, entered=said), Thing(step=1)
-    newcomer.made.attach("thing", own, Servers().mailbox)
+    newcomer.made.attach("thing", own)
     newcomer.push(0)
     assert own.state == {"step": 1}
     assert newcomer.clocks.pushed.tolist() == [3, 4]
@@ -223,50 +252,58 @@ def bits_of(state: dict[str, Any]) -> list[bytes]:
     return [value.numpy().tobytes() for value in state.values()]
 
 
-def test_what_is_large_goes_through_the_servers() -> None:
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAGE", 1 << 20)
+
+
+def newcomer_with(servers: Servers, said: wire.Admitted, **things: Thing) -> Side:
+    side = Side(newcomer=True, entered=said, servers=servers)
+    for name, thing in things.items():
+        side.made.attach(name, thing)
+    return side
+
+
+def test_what_is_large_goes_through_the_servers_which_keep_nothing_of_it(pages: None) -> None:
     servers, state = Servers(), large(0)
     said = admitted(sponsor(servers, thing=Thing(**state), step=Thing(at=3)))
     assert len(said.state) < 1000
-    assert servers.puts > 1
-    newcomer, own, step = Side(newcomer=True, entered=said), Thing(), Thing()
-    newcomer.made.attach("thing", own, servers.mailbox)
-    newcomer.made.attach("step", step, servers.mailbox)
-    newcomer.push(0)
+    assert servers.puts > 2 * len(servers.kept) > 2
+    own, step = Thing(), Thing()
+    newcomer_with(servers, said, thing=own, step=step).push(0)
     assert bits_of(own.state) == bits_of(state)
     assert [own.state[name].dtype for name in state] == [state[name].dtype for name in state]
     assert step.state == {"at": 3}
+    with pytest.raises(NodeLost, match="not on this server any more: start it again"):
+        newcomer_with(servers, said, thing=own).push(0)
 
 
-def test_what_another_has_left_or_half_written_is_not_taken() -> None:
-    servers = Servers()
-    said = admitted(sponsor(servers, thing=Thing(**large(0))))
-    first = dict(servers.rows)
-    admitted(sponsor(servers, thing=Thing(**large(0))))  # with the same content, even
-    second = servers.rows
-    for rows in (second, {**first, 1: second[1]}, {at: row for at, row in first.items() if at != 2}):
-        servers.rows = rows
-        newcomer = Side(newcomer=True, entered=said)
-        newcomer.made.attach("thing", Thing(), servers.mailbox)
-        with pytest.raises(NodeLost, match="not on the servers any more"):
-            newcomer.push(0)
-        assert newcomer.session.newcomer
-    servers.rows = first
-    newcomer = Side(newcomer=True, entered=said)
-    with pytest.raises(UsageError, match="attach the same here before the first push"):
-        newcomer.push(0)
-
-
-def test_those_that_come_together_read_what_was_put_once_and_a_notice_that_comes_again_puts_nothing() -> None:
+def test_those_that_come_together_have_each_their_own_and_a_notice_that_comes_again_puts_nothing(pages: None) -> None:
     servers = Servers()
     side = sponsor(servers, thing=Thing(**large(0)))
     side.notice()
     side.session.to_admit[2] = wire.Newcomer(2, 2, 7, 0)
-    one, two = (said for _, said in side.push(0) if isinstance(said, wire.Admitted))
-    assert one.state == two.state
+    both = [said for _, said in side.push(0) if isinstance(said, wire.Admitted)]
+    assert [said.rank for said in both] == [1, 2]
     puts = servers.puts
     side.notice()
     assert side.push(0) == []
     assert servers.puts == puts
+    for said in both:
+        newcomer_with(servers, said, thing=Thing()).push(0)
+
+
+def test_what_was_put_for_an_earlier_process_is_not_taken(pages: None) -> None:
+    servers = Servers()
+    side = sponsor(servers, thing=Thing(**large(0)))
+    first = admitted(side)
+    side.notice(incarnation=3)
+    ((_, second),) = [entry for entry in side.push(0) if isinstance(entry[1], wire.Admitted)]
+    with pytest.raises(NodeLost):
+        newcomer_with(servers, first, thing=Thing()).push(0)
+    own = Thing()
+    newcomer_with(servers, second, thing=own).push(0)
+    assert own.state
 
 
 # ---- the newcomer
@@ -276,7 +313,7 @@ def test_before_its_first_push_it_asks_and_goes_on_as_its_sponsor() -> None:
     state = {"step": 3, "m": torch.ones(2, 2, dtype=torch.bfloat16), "none": torch.empty(0, 3, dtype=torch.int64)}
     side = Side(newcomer=True, entered=admitted(sponsor(early=Thing(**state), late=Thing(step=9))))
     early, late = Thing(), Thing()
-    assert not side.made.attach("early", early, Servers().mailbox)
+    assert not side.made.attach("early", early)
     side.meetings.at = (0, 0)
     first = int(side.entries.ids[side.entries.firsts[1]])
     ((peer, asked),) = side.push(1)
@@ -289,9 +326,9 @@ def test_before_its_first_push_it_asks_and_goes_on_as_its_sponsor() -> None:
     for name in ("m", "none"):
         assert early.state[name].dtype == state[name].dtype  # type: ignore[attr-defined]
         assert torch.equal(early.state[name], state[name])  # type: ignore[arg-type]
-    assert side.made.attach("late", late, Servers().mailbox)
+    assert side.made.attach("late", late)
     assert late.state == {"step": 9}
-    assert not side.made.attach("other", Thing(), Servers().mailbox)
+    assert not side.made.attach("other", Thing())
     assert side.push(1) == []
 
 
@@ -366,7 +403,7 @@ def test_who_wants_to_hear_of_members_does_so_between_two_steps() -> None:
     side.session.members = [0]
     side.push(0)
     assert heard == []
-    side.made.boundary(side.part, None)
+    side.made.end_step()
     side.made.boundary(side.part, None)
     assert heard == [[0]]
     side.session.members = [0, 1, 2]

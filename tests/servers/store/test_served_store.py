@@ -80,10 +80,19 @@ def test_values_that_were_sent_do_not_change_with_the_next_round():
 
 def test_a_segment_is_initialized_once():
     desk, a = Desk(1, values={1: floats(1)}).and_workers()
+    desk.ask(a, a.push({1: floats(3)}))
     reply = desk.reply(a, a.init({2: floats(5), 1: floats(5)}, keys=["new", "k1"]))
     assert text_of(reply, "AlreadyInitialized") == "key 'k1' is already initialized; push a new value instead"
-    assert desk.value(1).tolist() == [1]
+    assert desk.value(1).tolist() == [3]
     assert "no value on this server" in text_of(desk.reply(a, a.pull([2])), "KeyNotInitialized")
+
+
+def test_what_nobody_has_pushed_to_may_be_given_again_in_other_groups_and_with_new_ones():
+    desk, a = Desk(1, values={1: floats(1), 2: floats(2, 2)}).and_workers()
+    desk.ask(a, a.init({3: floats(5), 2: floats(6, 7)}))
+    assert [desk.value(number).tolist() for number in (1, 2, 3)] == [[1], [6, 7], [5]]
+    desk.ask(a, a.init({1: floats(7), 2: floats(8, 9), 3: floats(9)}))
+    assert [desk.value(number).tolist() for number in (1, 2, 3)] == [[7], [8, 9], [9]]
 
 
 @pytest.mark.parametrize("request_of", ["push", "pull", "get_states"])
