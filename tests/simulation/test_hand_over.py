@@ -389,6 +389,29 @@ def test_fit_goes_on_with_the_others_weights_where_workers_have_them() -> None:
     assert (before, after) == (whole[: len(before)], whole[-len(after) :])
 
 
+def test_where_servers_update_it_has_rank_0s_first_buffers_and_frozen_parameters() -> None:
+    """They were sent before training, beside the store that trains."""
+    learners = Learners("trainer", [(1, 2.3), (0, 3.1)])
+    job = learners.job
+
+    def program(store: DistStore) -> int:
+        model = Averaged(seed=0 if store.rank == 0 else 100 * job.starts[f"worker {store.rank}"] + store.rank)
+        trainer = Trainer(model.named_parameters(), "adam", {"learning_rate": 0.1}, kvstore=store)
+        if trainer.come_back():
+            learners.came.append(trainer.num_update)
+        while trainer.num_update < STEPS:
+            rest(job, PACE_S)
+            drawn = torch.Generator().manual_seed(1000 * store.rank + trainer.num_update)
+            model.weight.grad = torch.randn(40, 9, generator=drawn)
+            trainer.step()
+            learners.note(trainer.num_update, list(model.state_dict().values()))
+        return trainer.num_update
+
+    learners.run(program)
+    assert len(learners.came) == 2
+    assert all(0 < step < STEPS for step in learners.came)
+
+
 # ---- what is broken is found
 
 

@@ -75,6 +75,9 @@ def load_table(
 ) -> tuple[list[str], list[str]]:
     """Give a table rank 0's rows. Every worker calls this, and returns when they are there.
 
+    Rows that the table has already are left alone. ``put_rows`` would take their states, and what a codec or half
+    precision has rounded off: a program that attaches its model would resume from a checkpoint with other bits.
+
     Returns the names that are missing in ``state``, and the unknown ones. If any is missing, nothing is loaded.
     """
     expected = ["ids", "rows"] if table.rows is None else ["weight"]
@@ -90,14 +93,24 @@ def load_table(
     if padding is not None and ids is None and bool(given[padding].any()):
         raise UsageError(f"row {padding} is that of the padding, which is zeros here, but not in what is loaded")
     if store.rank == 0:
-        for chunk in _chunks(table, len(given)):
-            part = slice(chunk.start, chunk.stop)
-            numbers = (
-                torch.arange(chunk.start, chunk.stop, dtype=torch.int64, device="cpu") if ids is None else ids[part]
-            )
-            store.put_rows(key, RowSparse(numbers, given[part].to(as_dtype(table.dtype)).cpu()))
+        given = given.to(as_dtype(table.dtype)).cpu()
+        numbers = torch.arange(count, dtype=torch.int64, device="cpu") if ids is None else ids.cpu()
+        others = _differ(numbers, given, table_state(store, key, table, padding))
+        for chunk in _chunks(table, len(others)):
+            part = others[chunk.start : chunk.stop]
+            store.put_rows(key, RowSparse(numbers[part], given[part]))
     store.barrier()
     return [], unexpected
+
+
+def _differ(ids: torch.Tensor, rows: torch.Tensor, held: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the positions of ``rows`` that a table with the state ``held`` has not got."""
+    if "weight" in held:
+        return (rows != held["weight"]).flatten(1).any(1).nonzero()[:, 0]
+    if not len(held["ids"]):
+        return torch.arange(len(ids), device="cpu")
+    at = torch.searchsorted(held["ids"], ids).clamp(max=len(held["ids"]) - 1)
+    return ((held["ids"][at] != ids) | (rows != held["rows"][at]).flatten(1).any(1)).nonzero()[:, 0]
 
 
 def _chunks(table: Table, count: int) -> Iterator[range]:
@@ -302,7 +315,8 @@ class Embedding(TableModule):
 
     ``state_dict`` has the whole table: ``weight``, or of a table that grows ``ids`` and ``rows``. Its metadata say
     whether the module is frozen, and a module that loads this is, too; files of safetensors have no such metadata. All
-    workers call ``load_state_dict``, and rank 0's rows count.
+    workers call ``load_state_dict``, and rank 0's rows count. The optimizer's states of rows begin anew where a row
+    changes.
 
     Args:
         num_embeddings: the number of rows; None for a table that grows.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -31,7 +31,7 @@ from workers.common.tensors import has_parts, overwrite
 from workers.reducer import Reducer
 from workers.trainer.outside_writes import OutsideWrites
 from workers.trainer.overlap import overlapping
-from workers.trainer.parameters import Key, Parameter
+from workers.trainer.parameters import Key, Parameter, clear
 from workers.trainer.rates import TrainerRates
 
 log = logging.getLogger(__name__)
@@ -175,13 +175,14 @@ class ParameterLists:
     def gradients(self, left_out: Sequence[int] = ()) -> list[Any]:
         return self._by_key([param.gradients() for param in _without(self._params, left_out)])
 
-    def zero_grad(self) -> None:
-        """Set gradients in the store's memory to zero, and drop all others."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Set gradients in the store's memory to zero, and drop all others, unless ``set_to_none`` is False."""
         for param in self._params:
             for tensor in param.tensors:
-                tensor.grad = self._shared.get(tensor)
-                if tensor.grad is not None:
-                    tensor.grad.zero_()
+                if tensor.requires_grad and tensor in self._shared:
+                    tensor.grad = self._shared[tensor].zero_()
+                else:  # of a parameter that has been frozen, too: momentum would move it where there are zeros
+                    clear(tensor, set_to_none)
 
     def _by_key(self, tensors: list[list[torch.Tensor]]) -> list[Any]:
         """One value per key: a tensor if there is one device, which the store checks faster, else a list of tensors."""
@@ -255,7 +256,7 @@ class GradientSync:
         if self._writes is not None:
             self._writes.note()
         if share_gradients:
-            self.zero_grad()
+            self._lists.zero_grad()
 
     def _attach(self, rates: TrainerRates) -> None:
         """Have checkpoints of the job save ``rates``, and take the saved ones if the job continues from one.
@@ -271,8 +272,8 @@ class GradientSync:
     def overlaps(self) -> bool:
         return self._overlap is not None and self._overlap.begun
 
-    def zero_grad(self) -> None:
-        self._lists.zero_grad()
+    def zero_grad(self, set_to_none: bool) -> None:
+        self._lists.zero_grad(set_to_none)
 
     def step(self, scale: float, *, lasting: bool, left_out: Sequence[int]) -> None:
         """Push the gradients; return when the parameters have their new values, or are to wait for them in forward.
@@ -531,7 +532,8 @@ def give_first(store: KVStore, replicas: Sequence[Mapping[str, torch.Tensor]], *
         except Unsupported:  # a class of somebody else's, which needs to have no more than pushes and pulls
             log.warning("a %r store has no companion: frozen parameters and buffers stay each worker's own", store.type)
             return
-        with beside:
+        # Where workers come back, it stays open: they make the same calls, and are told what the others were told.
+        with nullcontext() if store.min_workers else beside:
             if wanted:
                 Reducer.over(beside).broadcast(named)
     for other in others:

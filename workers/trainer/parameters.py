@@ -222,6 +222,11 @@ def _numbers(value: Any) -> Any:
     return tuple(map(scalar, value)) if isinstance(value, tuple | list) else scalar(value)
 
 
+def clear(tensor: torch.Tensor, set_to_none: bool) -> None:
+    """Drop the gradient of ``tensor``, or set it to zero."""
+    tensor.grad = None if set_to_none or tensor.grad is None else tensor.grad.detach().zero_()
+
+
 def stale(params: Sequence[Parameter]) -> list[int]:
     """The positions of the parameters that have no gradient on any device."""
     return [i for i, param in enumerate(params) if all(tensor.grad is None for tensor in param.tensors)]

@@ -383,7 +383,7 @@ class TrainerOptimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        self._trainer.zero_grad()
+        self._trainer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what ``Trainer.save_states`` writes, as ``{"state": {"trainer": bytes}, "param_groups": [...]}``.

@@ -33,6 +33,7 @@ from workers.trainer.parameters import (
     Key,
     Parameter,
     buffers_beside,
+    clear,
     collect,
     grouped,
     modules_beside,
@@ -370,15 +371,20 @@ class Trainer:
         self._begin_step()
         return self._peers.count("overflow", [overflowed])[0] > 0
 
-    def zero_grad(self) -> None:
-        """Drop all gradients; set gradients in the store's memory to zero."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop all gradients; set gradients in the store's memory to zero.
+
+        Args:
+            set_to_none: False sets all to zero, as in torch. Then momentum and decay also update a parameter that the
+                loss does not depend on, or that has been frozen.
+        """
         if self._tables is not None:
             self._tables.pushes.drop()
         if self._sync is not None:
-            self._sync.zero_grad()
+            self._sync.zero_grad(set_to_none)
             return
         for param in self._params:
-            param.tensors[0].grad = None
+            clear(param.tensors[0], set_to_none)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -506,3 +506,17 @@ def test_bags_that_are_none_are_refused_with_what_would_work(ids: Any, offsets: 
     bag = workers.EmbeddingBag(40, 4, store=Recorded("sgd", learning_rate=1.0), key="t")
     with pytest.raises(kv.UsageError, match=r"pass ids of shape \(bags, ids of each\), or .* offsets="):
         bag(ids, offsets)
+
+
+@pytest.mark.parametrize("rows", [12, None])
+def test_loading_the_rows_that_are_there_leaves_their_states_alone(rows: int | None) -> None:
+    store = Recorded("adagrad", learning_rate=1.0)
+    module = workers.Embedding(rows, 2, store=store, key="t", init="zeros", dtype="float16")
+    module([1, 4, 9]).sum().backward()
+    module.load_state_dict(module.state_dict())
+    state = module.state_dict()
+    state["weight" if rows else "rows"][4 if rows else 1] = 3  # that of id 4
+    module.load_state_dict(state)
+    module([1, 4, 9]).sum().backward()
+    second = -1 - 2**-0.5
+    assert module([1, 4, 9, 2])[:, 0].tolist() == pytest.approx([second, 2, second, 0], abs=2e-3)

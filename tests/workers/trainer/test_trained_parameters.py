@@ -87,11 +87,12 @@ def test_memory_that_is_shared_gives_the_same_weights(share: dict[str, bool]) ->
         for number, param in enumerate(model.parameters()):  # threads share torch's own generator
             torch.nn.init.normal_(param, std=0.3, generator=torch.Generator().manual_seed(number))
         trainer = Trainer(model.named_parameters(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, store, **options)
-        for step in range(5):
+        for step in range(9):
+            model[0].requires_grad_(not 3 <= step < 6)  # frozen for a while, in which momentum moves nothing
             batch = torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + store.rank))
             trainer.zero_grad()
             model(batch).square().mean().backward()
-            trainer.step()
+            trainer.step(ignore_stale_grad=step >= 3)
         return [param.detach().clone() for param in model.parameters()]
 
     results = []

@@ -126,6 +126,8 @@ def test_zero_grad() -> None:
     trainer = Trainer(on_devices(params), "sgd")
     for param in params:
         param.grad = torch.ones(2)
+    trainer.optimizer.zero_grad(set_to_none=False)
+    assert [param.grad.tolist() for param in params if param.grad is not None] == [[0, 0]] * 2
     trainer.zero_grad()
     assert [param.grad for param in params] == [None, None]
 
