@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -532,8 +532,7 @@ def give_first(store: KVStore, replicas: Sequence[Mapping[str, torch.Tensor]], *
         except Unsupported:  # a class of somebody else's, which needs to have no more than pushes and pulls
             log.warning("a %r store has no companion: frozen parameters and buffers stay each worker's own", store.type)
             return
-        # Where workers come back, it stays open: they make the same calls, and are told what the others were told.
-        with nullcontext() if store.min_workers else beside:
+        with beside:
             if wanted:
                 Reducer.over(beside).broadcast(named)
     for other in others:
