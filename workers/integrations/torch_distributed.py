@@ -92,8 +92,11 @@ class StoreGroup(dist.ProcessGroup):
     """All workers of ``store``, which is synchronous, without optimizer, and for this alone."""
 
     def __init__(self, store: KVStore) -> None:
-        if store.rank >= store.num_workers:
-            raise Unsupported("a worker that was added (--max-workers) is in no process group: these do not grow")
+        if store.min_workers:  # a lost rank would be zeros in all_gather and in MIN, and DDP hands no weights over
+            raise Unsupported(
+                "a process group has all its ranks to the end, and this job goes on without some (--min-workers): "
+                "start it without --min-workers, or train with workers.DistributedOptimizer, workers.Trainer or fit"
+            )
         super().__init__(store.rank, store.num_workers)  # type: ignore[call-arg]
         self._store = store
         self.keys: set[str] = set()

@@ -46,6 +46,13 @@ def options(op: Any = OPS.SUM, root: int = 0) -> Any:
     return SimpleNamespace(reduceOp=OPS(op), rootRank=root)
 
 
+def test_a_job_that_goes_on_without_some_workers_has_no_group() -> None:
+    """What all_gather brought of a lost worker was zeros, and one that came back waited in DDP for weights."""
+    store: Any = SimpleNamespace(min_workers=1)
+    with pytest.raises(Unsupported, match="start it without --min-workers, or train with workers.DistributedOptimizer"):
+        StoreGroup(store)
+
+
 @pytest.mark.parametrize(("op", "wanted"), [(OPS.SUM, 12), (OPS.AVG, 4), (OPS.MAX, 6), (OPS.MIN, 2), (OPS.PRODUCT, 48)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 def test_all_reduce(cluster: ThreadedJob, op: Any, wanted: int, dtype: torch.dtype) -> None:
