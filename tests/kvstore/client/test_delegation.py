@@ -18,6 +18,7 @@ from kvstore import wire
 from kvstore.client import DistStore
 from kvstore.client.compression import Compressing, Delegated
 from kvstore.codecs import Compressor, decode, parse
+from kvstore.codecs.compressor import EncodedSum
 from kvstore.codecs.options import described, travelling
 from kvstore.devices import CannotLend, HostMemory, Lent
 from kvstore.errors import Mismatch, UsageError
@@ -25,7 +26,7 @@ from kvstore.optim import states_file
 from kvstore.rule import Rule
 from kvstore.spec import Key
 from kvstore.values import from_buffer, to_buffer
-from servers.aggregator.encoding import EncodedSum, Encoding
+from servers.aggregator.encoding import Encoding
 
 ARRAYS = {"w": torch.zeros(5), "cut": torch.zeros(3, 4), "counts": torch.zeros(2, dtype=torch.int64)}
 ASYNC = Rule("async")
