@@ -17,12 +17,13 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jobkeys
+import pytest
 from inproc import InprocNetwork
 from waiting import LONG
 
@@ -205,6 +206,17 @@ class ThreadedJob:
         thread = threading.Thread(target=run, name=name)
         thread.start()
         self._threads.append(thread)
+
+
+def shared_job(workers: int, servers: int, **options: Any) -> Any:
+    """A fixture: the job that the tests of a module share."""
+
+    @pytest.fixture(scope="module")
+    def job() -> Iterator[ThreadedJob]:
+        with ThreadedJob(workers, servers, **options) as job:
+            yield job
+
+    return job
 
 
 def _await(threads: list[threading.Thread], limit_s: float) -> list[str]:

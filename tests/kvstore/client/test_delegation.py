@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 from played_session import AGGREGATOR, SCHEDULER, PlayedSession
 from simulation.job import SimulatedJob
-from threaded import ThreadedJob
+from threaded import ThreadedJob, shared_job
 
 from kvstore import wire
 from kvstore.client import DistStore
@@ -376,12 +375,7 @@ def test_workers_encode_for_an_aggregator_that_is_lost_whenever_that_is(kind: st
 SIZES = {"a": 3000, "b": 7, "c": 500}
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[ThreadedJob]:
-    with ThreadedJob(
-        workers=3, servers=2, aggregators=1, bigarray_bound=1000, piece_bytes=4096, device_sum="host"
-    ) as cluster:
-        yield cluster
+cluster = shared_job(workers=3, servers=2, aggregators=1, bigarray_bound=1000, piece_bytes=4096, device_sum="host")
 
 
 def gradients(rank: int, number: int) -> list[torch.Tensor]:

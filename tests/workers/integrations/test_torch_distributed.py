@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
 from threading import Event
@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from page import block
-from threaded import ThreadedJob, set_limits
+from threaded import ThreadedJob, set_limits, shared_job
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
@@ -31,10 +31,7 @@ from workers.integrations.torch_distributed import LARGEST, SMALLEST, StoreGroup
 OPS = dist.ReduceOp
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[ThreadedJob]:
-    with ThreadedJob(workers=3, servers=2) as cluster:
-        yield cluster
+cluster = shared_job(workers=3, servers=2)
 
 
 def run(cluster: ThreadedJob, work: Callable[[StoreGroup], Any]) -> list[Any]:
