@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+from importlib import import_module
 from types import FrameType
 
 from kvstore.errors import JOB_FAILED_EXIT, KVStoreError, NodeLost
@@ -15,7 +16,7 @@ from kvstore.job.exit_report import ExitReport, hand_over
 from kvstore.job.processes import allow_many_files, entitle
 from kvstore.transport.choose import links
 from servers.endpoints import server_endpoint
-from servers.processes import collect_seldom, end_with, importing, run_server
+from servers.processes import collect_seldom, end_with, importing, run_member
 
 TERMINATED = 128 + signal.SIGTERM
 
@@ -57,15 +58,9 @@ def main() -> int:
             from kvstore.transport.shm.shared_memory import sharing  # brings numpy, which the scheduler does without
 
         make_transport, endpoint = sharing(links(config), config), server_endpoint(config, name)
-        if role == "aggregator":
-            with importing():
-                from servers.aggregator.aggregator_process import run_aggregator
-
-            return run_aggregator(config, make_transport, endpoint)
-        with importing():
-            import servers.server  # noqa: F401 (run_server imports it again, and would have the collector look at torch)
-
-        return run_server(config, make_transport, endpoint)
+        with importing():  # run_member imports it again, and would have the collector look at torch
+            import_module("servers.aggregator.aggregator_process" if role == "aggregator" else "servers.server")
+        return run_member(config, make_transport, endpoint)
     except NodeLost as exc:  # another process has failed before the job began
         if not hand_over(ExitReport(str(exc), consequence=True, cause=exc.cause), os.environ):
             print(exc, file=sys.stderr)

@@ -65,19 +65,25 @@ def end_with(main: Callable[[], int]) -> NoReturn:
     os._exit(code)
 
 
-def run_server(
+def run_member(
     config: Config,
     make_transport: Callable[[], Transport],
     endpoint: str,
     clock: Callable[[], float] = time.monotonic,
     thread: Callable[..., threading.Thread] = threading.Thread,
 ) -> int:
-    from servers.member import Surroundings
-    from servers.server import Server  # brings torch, which the scheduler does without
+    """Be the server, standby or aggregator of ``config``, until all workers are done or the job has failed."""
+    from servers.member import Surroundings  # brings torch, as the others do; the scheduler does without
 
     around = Surroundings(config, make_transport, endpoint, clock, thread)
-    if not config.replicas:
-        return Server(around).run()
-    from servers.replication.pair_process import ReplicaProcess
+    if config.role == "aggregator":
+        from servers.aggregator.aggregator_process import AggregatorProcess
 
-    return ReplicaProcess(around).run()
+        return AggregatorProcess(around).run()
+    if config.replicas:
+        from servers.replication.pair_process import ReplicaProcess
+
+        return ReplicaProcess(around).run()
+    from servers.server import Server
+
+    return Server(around).run()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import patch
 
-from servers.store import array_updates
+from servers.store import recording
 
 
 def soon() -> Any:
     """Have standbys handed a few numbers, too, and after every second round, in a ``with`` block."""
-    return patch.multiple(array_updates, LEAST_BYTES=1, ROUNDS=2)
+    return patch.multiple(recording, LEAST_BYTES=1, ROUNDS=2)

@@ -292,14 +292,19 @@ def test_a_compiled_step_gives_the_bits_of_the_plain_one_in_a_job() -> None:
             require_same(plain, compiled)
 
 
+def items(optimizer: str, **options: Any) -> tuple[kv.KVStore, nn.Sequential]:
+    store = kv.create("local")
+    store.set_optimizer(optimizer, **options)
+    model = nn.Sequential(workers.Embedding(30, 4, store=store, key="item", scale=0.5), nn.Linear(4, 1))
+    nn.init.ones_(model[1].weight)
+    nn.init.ones_(model[1].bias)
+    return store, model
+
+
 @pytest.mark.long
 def test_a_compiled_model_with_tables_is_right_with_inductor() -> None:
     def losses(backend: str | None) -> list[torch.Tensor]:
-        store = kv.create("local")
-        store.set_optimizer("sgd", learning_rate=0.5)
-        model = nn.Sequential(workers.Embedding(30, 4, store=store, key="item", scale=0.5), nn.Linear(4, 1))
-        nn.init.ones_(model[1].weight)
-        nn.init.ones_(model[1].bias)
+        _, model = items("sgd", learning_rate=0.5)
         called: Any = model if backend is None else torch.compile(model, backend=backend)
         found = []
         for ids in IDS[:2]:
@@ -369,11 +374,7 @@ def test_a_backward_pass_that_fails_has_no_end() -> None:
 
 def test_compiled_backward_passes_give_tables_the_same_gradients() -> None:
     def losses(backward: Callable[[torch.Tensor], None]) -> list[torch.Tensor]:
-        store = kv.create("local")
-        store.set_optimizer("adam", learning_rate=0.05)
-        model = nn.Sequential(workers.Embedding(30, 4, store=store, key="item", scale=0.5), nn.Linear(4, 1))
-        nn.init.ones_(model[1].weight)
-        nn.init.ones_(model[1].bias)
+        store, model = items("adam", learning_rate=0.05)
         trainer = Trainer(model.named_parameters(), "adam", {"learning_rate": 0.05}, kvstore=store)
         found = []
         for ids in IDS[:2]:

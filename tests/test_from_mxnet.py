@@ -5,13 +5,13 @@ MXNet's column was made with MXNet 1.9.1; see ``mxnet_reference/make.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from mxnet_reference.rows import Row, results, rows
-from threaded import ThreadedJob
+from threaded import ThreadedJob, shared_job
 
 import kvstore as kv
 
@@ -46,10 +46,7 @@ def test_what_the_page_says_of_a_local_store(row: Row) -> None:
     assert row.here != as_printed(row.mxnet), "there is no difference to tell of"
 
 
-@pytest.fixture(scope="module")
-def job() -> Iterator[ThreadedJob]:
-    with ThreadedJob(workers=1, servers=1) as job:
-        yield job
+job = shared_job(workers=1, servers=1)
 
 
 @each

@@ -17,11 +17,13 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jobkeys
+import pytest
 from inproc import InprocNetwork
 from waiting import LONG
 
@@ -35,8 +37,7 @@ from kvstore.ticket import WaitLimits
 from kvstore.transport import Transport
 from kvstore.transport.choose import links
 from kvstore.transport.shm.shared_memory import sharing
-from servers.aggregator.aggregator_process import run_aggregator
-from servers.processes import run_server
+from servers.processes import run_member
 from servers.scheduler_process import run_scheduler
 
 
@@ -123,21 +124,12 @@ class ThreadedJob:
     def __enter__(self) -> ThreadedJob:
         config = self.config("scheduler")
         self._start("scheduler", lambda: run_scheduler(config, self.ends(config)()))
-        for rank in range(self.servers):
-            endpoint = "tcp://127.0.0.1:0" if config.root.startswith("tcp") else f"{self._place}server-{rank}"
-            config_of = self.config("server", rank)
-            self._start(
-                f"server {rank}",
-                lambda config=config_of, endpoint=endpoint: run_server(config, self.ends(config), endpoint),
-            )
-        for rank in range(self.aggregators):
-            config_of = self.config("aggregator", rank)
-            self._start(
-                f"aggregator {rank}",
-                lambda config=config_of, rank=rank: run_aggregator(
-                    config, self.ends(config), f"{self._place}aggregator-{rank}"
-                ),
-            )
+        for role, number in (("server", self.servers), ("aggregator", self.aggregators)):
+            for rank in range(number):
+                over_tcp = role == "server" and config.root.startswith("tcp")
+                endpoint = "tcp://127.0.0.1:0" if over_tcp else f"{self._place}{role}-{rank}"
+                its = self.config(role, rank)
+                self._start(f"{role} {rank}", partial(run_member, its, self.ends(its), endpoint))
         threads = [
             threading.Thread(target=self.join, args=(rank,), name=f"worker {rank} joins")
             for rank in range(self.workers)
@@ -214,6 +206,17 @@ class ThreadedJob:
         thread = threading.Thread(target=run, name=name)
         thread.start()
         self._threads.append(thread)
+
+
+def shared_job(workers: int, servers: int, **options: Any) -> Any:
+    """A fixture: the job that the tests of a module share."""
+
+    @pytest.fixture(scope="module")
+    def job() -> Iterator[ThreadedJob]:
+        with ThreadedJob(workers, servers, **options) as job:
+            yield job
+
+    return job
 
 
 def _await(threads: list[threading.Thread], limit_s: float) -> list[str]:

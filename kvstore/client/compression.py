@@ -151,22 +151,8 @@ def encoded_here(push: wire.Push, parcel: Parcel) -> wire.Push:
     compressor = Compressor(compression)
     flat = torch.empty(parcel.size, dtype=torch.float32, device="cpu")
     sum_ranges([ranges_of(push.buffers, push.dtype(parcel.dtype), parcel.size)], flat)
-    if compressor.joins:
-        encodings, counts = [compressor.encode_joined(parcel.ids, parcel.sizes, flat)], [len(parcel.ids)]
-    else:
-        parts = flat.split_with_sizes(list(parcel.sizes))
-        encodings = [compressor.encode(*each) for each in zip(parcel.ids, parts, strict=True)]
-        counts = [1] * len(parcel.ids)
-    payloads = [to_buffer(encoding.payload(0, encoding.size)) for encoding in encodings]
-    return replace(
-        push,
-        codec=travelling(compression),
-        lengths=[payload.nbytes for payload in payloads],
-        segment_counts=counts,
-        encode=None,
-        in_float32=False,
-        buffers=wire.pack_arrays(payloads),
-    )
+    encoded = compressor.encode_segments(parcel.ids, parcel.sizes, flat)
+    return replace(push, encode=None, in_float32=False, **encoded._asdict())
 
 
 class Delegated(Compressing):
@@ -237,12 +223,7 @@ class Delegated(Compressing):
         loaded.load_state(tensors, plain, shapes)
         states: dict[tuple[Key, str], torch.Tensor] = {}
         for memo in loaded.memos:
-            states[memo.key, RESIDUAL], states[memo.key, STEP] = (
-                memo.residual,
-                torch.tensor(memo.step, dtype=torch.int64, device="cpu"),
-            )
-            if memo.velocity is not None:
-                states[memo.key, VELOCITY] = memo.velocity
+            states |= {(memo.key, name): value for name, value in memo.states.items()}
         by_id: dict[int, dict[tuple[Segment, str], torch.Tensor]] = {}
         for (segment, name), value in cut(states, self._entries).items():
             by_id.setdefault(segment.id, {})[segment, name] = value

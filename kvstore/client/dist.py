@@ -35,9 +35,9 @@ from kvstore.optim.hyperparameters import carried
 from kvstore.optim.optimizer import require_shapes
 from kvstore.placement import WHOLE
 from kvstore.rows.frozen_rows import Page
-from kvstore.rows.halves import array_of_rows, tensor_of_rows
+from kvstore.rows.halves import array_of_rows
 from kvstore.rows.ids import Ids
-from kvstore.rows.row_arguments import given_rows
+from kvstore.rows.row_arguments import given_rows, sparse_of
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.rows.saving import OpenSaves, load_table, save_table
 from kvstore.rows.sums import Rows
@@ -277,11 +277,9 @@ class DistStore(KVStore):
         return self._rows_of(key, self._stored.freeze(entry.segments, self._clock(entry)))
 
     def _rows_of(self, key: Any, reading: TableReading) -> Iterator[RowSparse]:
-        table = self._plans.table(key)
-        shape = None if table.rows is None else (table.rows, *table.row)
         with reading:
             for page in reading.pages(state=False):
-                yield RowSparse(page.ids, tensor_of_rows(page.rows).view(len(page.ids), *table.row), shape)
+                yield sparse_of(self._plans.table(key), page.ids, page.rows)
 
     def evict(self, key: Any) -> None:
         key = self._arguments.resolved(key)

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 
 from kvstore.client.entries import Entries, Entry, PushClocks, Segment
@@ -58,16 +57,10 @@ class StoredStates:
     def replace(self, key: Key, states: RowStates) -> None:
         """Give rows these states. In tables that grow, only rows that are there take them."""
         what, plan, entry = "load_optimizer_states", self._plans.tables([key]), self._entries[key]
-        missing = np.ones(len(states.ids), bool)
-        with self._stored.freeze(entry.segments, int(self._clocks.pushed[entry.place])) as reading:
-            for page in reading.pages():
-                (ids, rows, parts), places = states.replacing(page)
-                missing[places] = False
-                self._stored.put(what, plan, key, StoredRows(ids, rows, parts, steps=states.steps))
         grows = self._entries.tables[key].grows
-        ids = states.ids[missing] if not grows else states.ids[:0]
-        parts = {name: part[missing] if not grows else part[:0] for name, part in states.parts.items()}
-        self._stored.put(what, plan, key, StoredRows(ids, self._pull(key, ids), parts, steps=states.steps))
+        with self._stored.freeze(entry.segments, int(self._clocks.pushed[entry.place])) as reading:
+            for page in states.replaced(reading.pages(), grows, partial(self._pull, key)):
+                self._stored.put(what, plan, key, StoredRows(*page, steps=states.steps))
 
 
 class PushNumbers(NamedTuple):

@@ -2,12 +2,12 @@
 
 A ``Compression`` is a name and numbers, which a message can carry. The sender has a ``Compressor``, which encodes, and
 keeps for every key the error of its encodings so far: the next encoding includes it. The receiver keeps nothing and
-trusts no payload; it uses ``check_payload``, ``decode``, ``assign`` and ``add``.
+trusts no payload: it uses ``decode``, or what the ``check`` of the ``codec`` returns.
 """
 
 from kvstore.codecs.codec import CheckedPayload, Encoded
 from kvstore.codecs.compressor import Compressor, ResumableEncodings
-from kvstore.codecs.described import add, assign, check_payload, decode
+from kvstore.codecs.described import decode
 from kvstore.codecs.options import CLOSE, Compression, names, parse
 
 __all__ = [
@@ -17,9 +17,6 @@ __all__ = [
     "Compressor",
     "Encoded",
     "ResumableEncodings",
-    "add",
-    "assign",
-    "check_payload",
     "decode",
     "names",
     "parse",

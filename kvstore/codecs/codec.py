@@ -74,6 +74,13 @@ class Memo:
     velocity: torch.Tensor | None = None
     basis: torch.Tensor | None = None
 
+    @property
+    def states(self) -> dict[str, torch.Tensor]:
+        """What messages have of it: its own tensors, by name."""
+        step = torch.tensor(self.step, dtype=torch.int64, device="cpu")
+        velocity = {} if self.velocity is None else {VELOCITY: self.velocity}
+        return {RESIDUAL: self.residual, STEP: step, **velocity}
+
     def noise(self, seed: int) -> Noise:
         return Noise(seed, self.key, self.step)
 

@@ -14,11 +14,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from kvstore import wire
 from kvstore.codecs.codec import Encoded, Memo, chunks, scratch
 from kvstore.codecs.described import codec
-from kvstore.codecs.options import Compression
+from kvstore.codecs.options import Compression, travelling
 from kvstore.errors import Mismatch, UsageError
 from kvstore.spec import Key, check_key
+from kvstore.values import to_buffer
 from kvstore.values.any_arrays import all_finite
 
 _KEPT = ("residual", "velocity", "basis")
@@ -108,6 +110,15 @@ def _add(residual: torch.Tensor, given: torch.Tensor, total: torch.Tensor) -> bo
     return True
 
 
+class EncodedSum(NamedTuple):
+    """The fields of a push that has an encoded sum; see ``Push``."""
+
+    codec: wire.CodecDescription
+    lengths: list[int]
+    segment_counts: list[int]
+    buffers: list[wire.Buffer]
+
+
 class Compressor:
     """Encodes arrays by key. One thread at a time."""
 
@@ -187,6 +198,17 @@ class Compressor:
                 self.drop(key)
             raise self._infinite(unfit)
         return encoding.encoded
+
+    def encode_segments(self, ids: Sequence[int], sizes: Sequence[int], values: torch.Tensor) -> EncodedSum:
+        """Return the encodings of segments, whose ``values`` lie back to back, as a push has them."""
+        if self.joins:
+            encodings, counts = [self.encode_joined(ids, sizes, values)], [len(ids)]
+        else:
+            parts = values.split_with_sizes(list(sizes))
+            encodings, counts = [self.encode(*each) for each in zip(ids, parts, strict=True)], [1] * len(ids)
+        payloads = [to_buffer(encoding.payload(0, encoding.size)) for encoding in encodings]
+        lengths = [payload.nbytes for payload in payloads]
+        return EncodedSum(travelling(self.compression), lengths, counts, wire.pack_arrays(payloads))
 
     def encode_without_feedback(self, key: Key, values: torch.Tensor) -> Encoded:
         """Return the encoding of ``values`` alone; no residual is used or kept. Else as ``encode``."""

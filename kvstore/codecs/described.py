@@ -35,15 +35,6 @@ def codec(compression: Compression) -> Codec:
     return _CODECS[compression.type](compression)
 
 
-def check_payload(compression: Compression, payload: torch.Tensor, count: int) -> CheckedPayload:
-    """Return ``payload``, of ``count`` elements, checked.
-
-    Raises:
-        WireError: it is not the payload of ``count`` elements.
-    """
-    return codec(compression).check(payload, count)
-
-
 def decode(compression: Compression, payload: torch.Tensor, count: int) -> torch.Tensor:
     """Return the elements of ``payload`` as flat float32.
 
@@ -51,26 +42,8 @@ def decode(compression: Compression, payload: torch.Tensor, count: int) -> torch
         WireError: ``payload`` is not the payload of ``count`` elements.
     """
     out = torch.empty(count, dtype=torch.float32, device="cpu")
-    assign(compression, payload, out)
+    codec(compression).check(payload, count).write(out, False)
     return out
-
-
-def assign(compression: Compression, payload: torch.Tensor, target: torch.Tensor) -> None:
-    """Write the elements of ``payload`` to ``target``, flat float32 on the CPU.
-
-    Raises:
-        WireError: ``payload`` has another number of elements than ``target``, which is unchanged.
-    """
-    codec(compression).check(payload, target.numel()).write(target, False)
-
-
-def add(compression: Compression, payload: torch.Tensor, target: torch.Tensor) -> None:
-    """Add the elements of ``payload`` to ``target``, flat float32 on the CPU. If sparse, zeros cost nothing.
-
-    Raises:
-        WireError: ``payload`` has another number of elements than ``target``, which is unchanged.
-    """
-    codec(compression).check(payload, target.numel()).write(target, True)
 
 
 def check_payloads(
@@ -88,6 +61,6 @@ def check_payloads(
     totals = [sum(sizes[end - count : end]) for end, count in zip(ends, counts, strict=True)]
     payloads = wire.unpack_arrays(message.buffers, message.lengths)
     return [
-        (total, check_payload(compression, from_buffer(payload, "uint8"), total))
+        (total, codec(compression).check(from_buffer(payload, "uint8"), total))
         for total, payload in zip(totals, payloads, strict=True)
     ]

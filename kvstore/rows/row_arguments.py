@@ -271,5 +271,11 @@ def _unique(ids: Ids) -> tuple[Ids, Ids | None]:
     return unique, places.reshape(-1)
 
 
+def sparse_of(table: Table, ids: Ids, rows: Rows) -> RowSparse:
+    """Return rows of ``table``, as they are in memory, for the program."""
+    shape = None if table.rows is None else (table.rows, *table.row)
+    return RowSparse(ids, tensor_of_rows(rows).view(len(ids), *table.row), shape)
+
+
 def _copy(rows: Rows, target: torch.Tensor) -> None:
     target.copy_(tensor_of_rows(rows).view(target.shape))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from kvstore.rows.ids import Hashes, Ids
 from kvstore.rows.index import SlotIndex
 from kvstore.rows.slabs import Array, Slab, Slots, gather, scatter
 from kvstore.rows.stripe import COUNT, DENSE, STATE, PartSpec, TableStripe, beginning
-from kvstore.rows.sums import Room, RowBatch
+from kvstore.rows.sums import Room, RowBatch, Rows
 from kvstore.spec import Key
 
 _NO_SLOTS: Slots = np.empty(0, np.int64)
@@ -444,6 +444,20 @@ class RowStates(NamedTuple):
                     f"{where} holds {name.removeprefix(STATE)} of {part.columns} {part.dtype} for each row of table "
                     f"{key!r}, but its optimizer keeps {', '.join(known) or 'nothing'} there"
                 )
+
+    def replaced(self, there: Iterable[Page], grows: bool, pull: Callable[[Ids], Rows]) -> Iterator[Page]:
+        """Yield the rows of a table whose pages are ``there`` with these states; other rows unless the table ``grows``.
+
+        The last page has these others, as ``pull`` returns their values, perhaps none.
+        """
+        missing = np.ones(len(self.ids), bool)
+        for page in there:
+            with_states, places = self.replacing(page)
+            missing[places] = False
+            yield with_states
+        others = missing & (not grows)
+        ids = self.ids[others]
+        yield Page(ids, pull(ids), {name: part[others] for name, part in self.parts.items()})
 
     def replacing(self, page: Page) -> tuple[Page, Ids]:
         """Return those rows of ``page`` that have states here, with these, and where these are in ``ids``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ from kvstore.lineage import Version, new_lineage
 from kvstore.optim.optimizer import Optimizer
 from kvstore.optim.updater import RowHyperparameters, RowUpdater
 from kvstore.rows.frozen_rows import FrozenRows, Page
-from kvstore.rows.halves import array_dtype, array_of_rows, narrowed, tensor_of_rows
+from kvstore.rows.halves import array_dtype, array_of_rows, narrowed
 from kvstore.rows.ids import Ids
-from kvstore.rows.row_arguments import Wanted, contribution, first_rows, given_rows, name_of, row_sparse
+from kvstore.rows.row_arguments import Wanted, contribution, first_rows, given_rows, name_of, row_sparse, sparse_of
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.rows.row_table import RowStates, RowTable
 from kvstore.rows.saving import FrozenReading, OpenSaves, load_table, save_table
@@ -146,11 +147,8 @@ class LocalTables:
 
     def states(self) -> dict[tuple[Key, str], torch.Tensor]:
         states: dict[tuple[Key, str], torch.Tensor] = {}
-        for key, rows in self._tables.items():
-            frozen = rows.freeze()
-            pages = list(frozen.pages(PAGE_ROWS))
-            frozen.thaw()
-            of_key = RowStates.of(pages, frozen.steps).tensors()
+        for key in self._tables:
+            of_key = RowStates.of(*self._frozen(key)).tensors()
             states |= {(key, name): value for name, value in of_key.items()}
         return states
 
@@ -164,22 +162,16 @@ class LocalTables:
     def load_states(self, states: Mapping[Key, RowStates]) -> None:
         """Take the states of rows. In tables that grow, only rows that are there take them."""
         for key, of_key in states.items():
-            self._load_states(key, of_key)
+            pages = self._frozen(key)[0]
+            for page in of_key.replaced(pages, self.specs[key].grows, partial(self.rows, key)):
+                self._tables[key].put(*page, None, of_key.steps)
 
-    def _load_states(self, key: Key, states: RowStates) -> None:
-        rows = self._tables[key]
-        missing = np.ones(len(states.ids), bool)
-        frozen = rows.freeze()
+    def _frozen(self, key: Key) -> tuple[list[Page], int]:
+        """Return all rows of a table, with their states, and how many updates its optimizer has made."""
+        frozen = self._tables[key].freeze()
         pages = list(frozen.pages(PAGE_ROWS))
         frozen.thaw()
-        for page in pages:
-            (ids, values, parts), places = states.replacing(page)
-            missing[places] = False
-            rows.put(ids, values, parts, None)
-        if not self.specs[key].grows:
-            ids = states.ids[missing]
-            rows.put(ids, self.rows(key, ids), {name: part[missing] for name, part in states.parts.items()}, None)
-        rows.put(np.empty(0, np.int64), self.rows(key, np.empty(0, np.int64)), {}, None, states.steps)
+        return pages, frozen.steps
 
     def save(self, key: Key, path: str | os.PathLike[str], state: bool, since: int | None, wait: bool) -> Ticket:
         rows, updater = self._tables[key], self._updaters.get(key)
@@ -215,21 +207,15 @@ class LocalTables:
     def _called(self, function: Function, key: Key, ids: Ids, sums: Rows) -> Rows:
         """Return the rows of ``ids`` as the user's updater leaves them."""
         table = self.specs[key]
-        shape = None if table.rows is None else (table.rows, *table.row)
-        pushed, stored = (
-            RowSparse(ids, tensor_of_rows(rows).view(len(ids), *table.row), shape)
-            for rows in (narrowed(sums, table.dtype), self.rows(key, ids))
-        )
+        pushed, stored = (sparse_of(table, ids, each) for each in (narrowed(sums, table.dtype), self.rows(key, ids)))
         function(key, pushed, stored)
         rows = row_sparse(f"the updater's rows of key {key!r}", stored, table).rows
         return array_of_rows(rows.reshape(sums.shape).contiguous())
 
     def _pages(self, key: Key, frozen: FrozenRows) -> Iterator[RowSparse]:
-        table = self.specs[key]
-        shape = None if table.rows is None else (table.rows, *table.row)
         try:
             for page in frozen.pages(PAGE_ROWS, state=False):
-                yield RowSparse(page.ids, tensor_of_rows(page.rows).view(len(page.ids), *table.row), shape)
+                yield sparse_of(self.specs[key], page.ids, page.rows)
         finally:
             frozen.thaw()
 

@@ -17,7 +17,6 @@ from kvstore.wire.message import (
     Reply,
     Request,
     require_known,
-    same_length,
 )
 
 
@@ -55,7 +54,7 @@ class Init(Request):
     buffers: Sequence[Buffer] = field(repr=False)
 
     def __post_init__(self) -> None:
-        same_length(self.ids, self.keys, self.kinds)
+        f.same_length(self.ids, self.keys, self.kinds)
         require_known(self.kinds, self.shapes)
 
 
@@ -110,14 +109,14 @@ class Push(Request):
         ids, clocks = self.ids, self.clocks
         if len(ids) != len(clocks):
             if len(clocks) != 1 or not ids:
-                same_length(ids, clocks)
+                f.same_length(ids, clocks)
             self.__dict__["clocks"] = clocks * len(ids)
         if self.codec is not None:
-            same_length(self.segment_counts or self.ids, self.lengths)
+            f.same_length(self.segment_counts or self.ids, self.lengths)
         if self.runs:
             require_runs(self.runs, len(ids))
         if self.rank_clocks:
-            same_length(self.ranks, self.rank_clocks)
+            f.same_length(self.ranks, self.rank_clocks)
 
     def dtype(self, stored: str) -> str:
         """Return the dtype of plain values for segments of dtype ``stored``."""
@@ -144,7 +143,7 @@ class Push(Request):
         return self.ranks or (self.sender.node.rank,)
 
 
-@message(43)
+@message(43, parallel=("ids", "clocks"))
 class Pull(Request):
     """The values of segments ``ids``, once they include contribution ``clocks[i]`` of every worker (sync)."""
 
@@ -154,9 +153,6 @@ class Pull(Request):
     back: f.CodecDescription = None  # see ``Push``
     # from an aggregator, the workers that the values are for, in order; else empty
     ranks: f.Ranks = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        same_length(self.ids, self.clocks)
 
     @property
     def workers(self) -> Sequence[int]:
@@ -216,7 +212,7 @@ class GetStates(Request):
     ids: f.Ids
 
 
-@message(48)
+@message(48, parallel=("ids", "names", "shapes", "dtypes"))
 class OptimizerStates(Reply):
     """The optimizer's name, None if there is none; for each tensor of its states the segment, name, shape and dtype."""
 
@@ -227,11 +223,8 @@ class OptimizerStates(Reply):
     dtypes: f.Dtypes
     buffers: Sequence[Buffer] = field(repr=False)
 
-    def __post_init__(self) -> None:
-        same_length(self.ids, self.names, self.shapes, self.dtypes)
 
-
-@message(50)
+@message(50, parallel=("ids", "clocks"))
 class Pause(Request):
     """I contribute nothing more until all workers have said so. I have pushed segment ``ids[i]`` ``clocks[i]`` times.
 
@@ -244,11 +237,8 @@ class Pause(Request):
     ids: f.Ids
     clocks: f.Clocks
 
-    def __post_init__(self) -> None:
-        same_length(self.ids, self.clocks)
 
-
-@message(56)
+@message(56, parallel=("ids", "clocks"))
 class PassRounds(Request):
     """Everybody goes on from a join behind round ``clocks[i]`` of segment ``ids[i]``: nobody is in earlier rounds.
 
@@ -259,11 +249,8 @@ class PassRounds(Request):
     ids: f.Ids
     clocks: f.Clocks
 
-    def __post_init__(self) -> None:
-        same_length(self.ids, self.clocks)
 
-
-@message(58)
+@message(58, parallel=("ids", "clocks"))
 class Admit(Request):
     """Worker ``rank``, which was started again, is in the rounds after ``clocks[i]`` of segment ``ids[i]``.
 
@@ -275,9 +262,6 @@ class Admit(Request):
     incarnation: f.Seq
     ids: f.Ids
     clocks: f.Clocks
-
-    def __post_init__(self) -> None:
-        same_length(self.ids, self.clocks)
 
 
 @message(66)
@@ -323,7 +307,7 @@ class Resume(Reply):
     clocks: f.Clocks
 
 
-@message(49)
+@message(49, parallel=("ids", "names", "shapes", "dtypes"))
 class PutStates(Request):
     """Replace the optimizer's states by these; see ``OptimizerStates``."""
 
@@ -333,9 +317,6 @@ class PutStates(Request):
     shapes: f.Shapes
     dtypes: f.Dtypes
     buffers: Sequence[Buffer] = field(repr=False)
-
-    def __post_init__(self) -> None:
-        same_length(self.ids, self.names, self.shapes, self.dtypes)
 
 
 Loan = Annotated[int, f.integer(1)]
@@ -365,7 +346,7 @@ class Borrowed(Reply):
     refusal: f.Text = ""
 
 
-@message(172)
+@message(172, parallel=("ids", "clocks"))
 class PushLent(Request):
     """A ``Push`` to an aggregator, of plain values that are in the memory of ``loan``, from its beginning.
 
@@ -383,9 +364,6 @@ class PushLent(Request):
     priority: f.Priority = None
     weight: f.Weight = None
     in_float32: Annotated[bool, f.flag] = False
-
-    def __post_init__(self) -> None:
-        same_length(self.ids, self.clocks)
 
     @classmethod
     def of(cls, push: Push, loan: int) -> PushLent:

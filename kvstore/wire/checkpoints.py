@@ -9,11 +9,10 @@ from kvstore.wire.coding import message
 from kvstore.wire.message import (
     Reply,
     Request,
-    same_length,
 )
 
 
-@message(52)
+@message(52, parallel=("ids", "clocks"))
 class Capture(Request):
     """From rank 0: save segments ``ids`` for checkpoint ``number``, each when ``clocks[i]`` of its rounds are over.
 
@@ -25,9 +24,6 @@ class Capture(Request):
     number: Annotated[int, f.integer(1)]
     ids: f.Ids
     clocks: f.Clocks
-
-    def __post_init__(self) -> None:
-        same_length(self.ids, self.clocks)
 
 
 @message(53)

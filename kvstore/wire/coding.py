@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_type_hints
 import msgpack
 
 from kvstore.errors import UsageError, WireError
-from kvstore.wire.fields import MAX_ITEMS, Check, Triple, shown, unpacked
+from kvstore.wire.fields import MAX_ITEMS, Check, Triple, same_length, shown, unpacked
 from kvstore.wire.fields import Buffer as Buffer  # for every module that has a message with buffers
 
 if TYPE_CHECKING:
@@ -174,7 +174,9 @@ def frozen(cls: type[T]) -> type[T]:
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
-def message(code: int, shared: Sequence[str] = (), sent: Mapping[str, str] = _NO_NAMES) -> Callable[[type[T]], type[T]]:
+def message(
+    code: int, shared: Sequence[str] = (), sent: Mapping[str, str] = _NO_NAMES, parallel: Sequence[str] = ()
+) -> Callable[[type[T]], type[T]]:
     """Class decorator: a class with ``Annotated[type, check]`` fields becomes message ``code``, a frozen dataclass.
 
     A field named ``buffers`` takes the frames after the header and is not part of it.
@@ -184,9 +186,13 @@ def message(code: int, shared: Sequence[str] = (), sent: Mapping[str, str] = _NO
         shared: the fields that many messages have alike; see ``kvstore.wire.coding``.
         sent: for fields that have a shorter form to travel in, the attribute that has it. The class's ``__post_init__``
             brings the long form back.
+        parallel: fields that are lists of one length, which is all that must hold between the fields.
     """
 
     def register(cls: type[T]) -> type[T]:
+        if parallel:
+            lists = attrgetter(*parallel)
+            setattr(cls, "__post_init__", lambda made: same_length(*lists(made)))  # noqa: B010 # which no base has
         cls = frozen(cls)
         if code in _BY_CODE:
             raise AssertionError(f"message code {code} is taken by {_BY_CODE[code].__name__}")

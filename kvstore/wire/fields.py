@@ -360,3 +360,10 @@ Wide = Annotated[bool, flag]
 Updates = Annotated[int, integer(0, 1 << 61)]  # how many a table has had
 MaybeUpdates = Annotated["int | None", optional(integer(0, 1 << 61))]
 Columns = Annotated[list[int], integers(0, MAX_ROW)]  # numbers that a row has of each of its parts
+
+
+def same_length(*lists: Sequence[Any]) -> None:
+    """Raise ``WireError`` unless all ``lists``, which describe the same things, have one length."""
+    lengths = list(map(len, lists))
+    if lengths and lengths.count(lengths[0]) < len(lengths):
+        raise WireError(f"expected lists of one length, got different lengths: {', '.join(map(str, lengths))}")

@@ -20,7 +20,6 @@ from kvstore.wire.message import (
     Reply,
     Request,
     require_known,
-    same_length,
 )
 from kvstore.wire.rows import (
     MaybeTables,
@@ -76,7 +75,7 @@ class WorkerReport(MemberNotice):
     values: NamedValues = field(default_factory=list)  # the latest of what the program logs: loss, accuracy, epoch
 
 
-@message(151)
+@message(151, parallel=("came_last", "alone_us"))
 class ServerReport(MemberNotice):
     """What a server, a standby or an aggregator has done since it joined. Counts only grow."""
 
@@ -99,9 +98,6 @@ class ServerReport(MemberNotice):
     version: Counter = 0  # of what is published, the newest; 0 for none
     followers: Counter = 0  # readers that have asked for versions lately
     behind: Counter = 0  # how many versions the last of them is behind
-
-    def __post_init__(self) -> None:
-        same_length(self.came_last, self.alone_us)
 
 
 @message(152)
@@ -131,7 +127,7 @@ class Locate(Request):
     ranks: Annotated[list[int], f.rising(0, MAX_NODES)]
 
 
-@message(155)
+@message(155, parallel=("ranks", "places"))
 class Located(Reply):
     """They are there."""
 
@@ -140,9 +136,6 @@ class Located(Reply):
     places: Annotated[list[str], f.list_of(f.text(), MAX_NODES)]
     # for each that has answered, in order, the encoded ``Stacks``
     buffers: Sequence[Buffer] = field(repr=False, default=())
-
-    def __post_init__(self) -> None:
-        same_length(self.ranks, self.places)
 
 
 @message(156)
@@ -222,9 +215,9 @@ class KeysFound(Reply):
     stops: Elements
 
     def __post_init__(self) -> None:
-        same_length(self.kinds, self.counts)
-        same_length(self.shapes, self.dtypes, self.tables)
-        same_length(self.ids, self.servers, self.starts, self.stops)
+        f.same_length(self.kinds, self.counts)
+        f.same_length(self.shapes, self.dtypes, self.tables)
+        f.same_length(self.ids, self.servers, self.starts, self.stops)
         require_known(self.kinds, self.shapes)
         require_counted(self.counts, self.ids)
 
@@ -245,7 +238,7 @@ class KeysListed(Reply):
     more: Annotated[bool, f.flag]
 
 
-@message(146)
+@message(146, parallel=("ids", "versions"))
 class ReadValues(Request):
     """To a server: what are the values of segments ``ids`` now, each as a round has left it?"""
 
@@ -254,9 +247,6 @@ class ReadValues(Request):
     lineage: f.Lineage  # of the versions. In another one all values come.
     versions: Versions  # of each segment, the number of the version that I hold, or ``NOT_HELD``
     slack: Slack  # a value that I hold need not come if no more than so many rounds have gone since
-
-    def __post_init__(self) -> None:
-        same_length(self.ids, self.versions)
 
 
 @message(147)

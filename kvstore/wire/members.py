@@ -18,7 +18,6 @@ from kvstore.wire.message import (
     Reply,
     Request,
     require_known,
-    same_length,
 )
 from kvstore.wire.rows import (
     MaybeTables,
@@ -130,10 +129,10 @@ class Declare(Request):
     tables: MaybeTables = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        same_length(self.keys, self.kinds)
-        same_length(self.shapes, self.dtypes)
+        f.same_length(self.keys, self.kinds)
+        f.same_length(self.shapes, self.dtypes)
         if self.tables:
-            same_length(self.shapes, self.tables)
+            f.same_length(self.shapes, self.tables)
         require_known(self.kinds, self.shapes)
 
 
@@ -152,7 +151,7 @@ class Placed(Reply):
     first: Annotated[bool, f.flag] = False
 
     def __post_init__(self) -> None:
-        same_length(self.ids, self.servers, self.starts, self.stops)
+        f.same_length(self.ids, self.servers, self.starts, self.stops)
         require_counted(self.counts, self.ids)
 
 
@@ -171,9 +170,9 @@ class Describe(Request):
     sizes: Elements
 
     def __post_init__(self) -> None:
-        same_length(self.keys, self.kinds, self.counts)
-        same_length(self.shapes, self.dtypes)
-        same_length(self.ids, self.servers, self.sizes)
+        f.same_length(self.keys, self.kinds, self.counts)
+        f.same_length(self.shapes, self.dtypes)
+        f.same_length(self.ids, self.servers, self.sizes)
         require_known(self.kinds, self.shapes)
         require_counted(self.counts, self.ids)
 
@@ -215,8 +214,8 @@ class Entered(Reply):
     state: State
 
     def __post_init__(self) -> None:
-        same_length(self.stores, self.barriers, self.joins, self.counts)
-        same_length(self.ids, self.clocks)
+        f.same_length(self.stores, self.barriers, self.joins, self.counts)
+        f.same_length(self.ids, self.clocks)
         require_counted(self.counts, self.ids)
 
 
@@ -237,8 +236,8 @@ class Admitted(Request):
     state: State  # what else it must know to go on as I do
 
     def __post_init__(self) -> None:
-        same_length(self.stores, self.barriers, self.joins, self.counts)
-        same_length(self.ids, self.clocks)
+        f.same_length(self.stores, self.barriers, self.joins, self.counts)
+        f.same_length(self.ids, self.clocks)
         require_counted(self.counts, self.ids)
 
 
@@ -378,10 +377,10 @@ class Roster(Message):
     aggregators: f.Ranks = field(default_factory=list)  # that are lost; the job goes on without them
 
     def __post_init__(self) -> None:
-        same_length(self.lost, self.deaths)
-        same_length(self.came, self.starts)
+        f.same_length(self.lost, self.deaths)
+        f.same_length(self.came, self.starts)
         if self.worker_keys:
-            same_length(self.came, self.worker_keys)
+            f.same_length(self.came, self.worker_keys)
 
     @classmethod
     def of(

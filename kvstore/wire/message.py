@@ -124,13 +124,6 @@ class Explanation(Reply):
     missing: f.Ranks = field(default_factory=list)
 
 
-def same_length(*lists: Sequence[Any]) -> None:
-    """Raise ``WireError`` unless all ``lists``, which describe the same things, have one length."""
-    lengths = list(map(len, lists))
-    if lengths and lengths.count(lengths[0]) < len(lengths):
-        raise WireError(f"expected lists of one length, got different lengths: {', '.join(map(str, lengths))}")
-
-
 def require_known(kinds: Sequence[int], known: Sequence[Any]) -> None:
     """Raise ``WireError`` unless each of ``kinds`` is a place in the list ``known``."""
     if kinds and max(kinds) >= len(known):

@@ -20,7 +20,6 @@ from kvstore.wire.message import (
     Message,
     NodeField,
     require_known,
-    same_length,
 )
 from kvstore.wire.rows import (
     table,
@@ -85,11 +84,11 @@ class ClosedRounds(Message):
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
     def __post_init__(self) -> None:
-        same_length(self.sizes, self.versions)
+        f.same_length(self.sizes, self.versions)
         if self.contributors:
-            same_length(self.sizes, self.contributors)
+            f.same_length(self.sizes, self.contributors)
         if self.scales:
-            same_length(self.sizes, self.scales)
+            f.same_length(self.sizes, self.scales)
         if self.runs:
             require_runs(self.runs, len(self.ids))
 
@@ -117,8 +116,8 @@ class Updated(Message):
     buffers: Sequence[Buffer] = field(repr=False, default=())  # of each bucket all elements, and then the states
 
     def __post_init__(self) -> None:
-        same_length(self.sizes, self.versions)
-        same_length(self.counts, self.names, self.shapes, self.dtypes)
+        f.same_length(self.sizes, self.versions)
+        f.same_length(self.counts, self.names, self.shapes, self.dtypes)
 
 
 @message(73)
@@ -204,11 +203,11 @@ class BucketState(Message):
     buffers: Sequence[Buffer] = field(repr=False, default=())  # the value, and what each of ``read_by`` has read
 
     def __post_init__(self) -> None:
-        same_length(self.ids, self.keys, self.kinds, self.splits)
+        f.same_length(self.ids, self.keys, self.kinds, self.splits)
         require_known(self.kinds, self.shapes)
 
 
-@message(83)
+@message(83, parallel=("ids", "names", "shapes", "dtypes"))
 class StatesState(Message):
     """The optimizer's states of some segments; see ``OptimizerStates``."""
 
@@ -218,9 +217,6 @@ class StatesState(Message):
     shapes: f.Shapes
     dtypes: f.Dtypes
     buffers: Sequence[Buffer] = field(repr=False, default=())
-
-    def __post_init__(self) -> None:
-        same_length(self.ids, self.names, self.shapes, self.dtypes)
 
 
 @message(84)
@@ -241,9 +237,9 @@ class EncoderState(Message):
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
     def __post_init__(self) -> None:
-        same_length(self.residuals, self.steps)
-        same_length(self.encoded, self.versions)
-        same_length(self.names, self.shapes, self.dtypes)
+        f.same_length(self.residuals, self.steps)
+        f.same_length(self.encoded, self.versions)
+        f.same_length(self.names, self.shapes, self.dtypes)
 
 
 @message(85)
@@ -280,12 +276,12 @@ class ClosedRowRounds(Message):
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
     def __post_init__(self) -> None:
-        same_length(self.ids, self.versions)
+        f.same_length(self.ids, self.versions)
         if self.contributors:
-            same_length(self.ids, self.contributors)
+            f.same_length(self.ids, self.contributors)
 
 
-@message(86)
+@message(86, parallel=("changed", "counts"))
 class StripeState(Message):
     """A table's segment, as in ``InitTables``, without its rows."""
 
@@ -303,11 +299,8 @@ class StripeState(Message):
     counts: f.Counts  # how many rows each of them has changed
     buffers: Sequence[Buffer] = field(repr=False, default=())  # for each of ``changed``, the ids of these rows (int64)
 
-    def __post_init__(self) -> None:
-        same_length(self.changed, self.counts)
 
-
-@message(87)
+@message(87, parallel=("names", "dtypes", "columns"))
 class TablePage(Message):
     """Rows of a table's segment, with all that belongs to each; see ``PutRows``."""
 
@@ -318,9 +311,6 @@ class TablePage(Message):
     dtypes: f.Dtypes
     columns: f.Columns
     buffers: Sequence[Buffer] = field(repr=False, default=())  # the ids (int64), the rows, and each of ``names``
-
-    def __post_init__(self) -> None:
-        same_length(self.names, self.dtypes, self.columns)
 
 
 @message(88)

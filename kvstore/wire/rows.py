@@ -18,7 +18,6 @@ from kvstore.wire.coding import Buffer, frozen, message
 from kvstore.wire.message import (
     Reply,
     Request,
-    same_length,
 )
 
 RowCodecs = Annotated[list[str], f.list_of(f.choice(*CODECS))]  # how each table's rows are encoded
@@ -81,7 +80,7 @@ class OnceDue(WorkersOwn):
         return [self.clock]
 
 
-@message(120)
+@message(120, parallel=("ids", "keys", "tables"))
 class InitTables(Request):
     """From rank 0: new tables. Segment ``ids[i]`` is stripe ``stripe`` of ``stripes`` of ``tables[i]``, and empty."""
 
@@ -92,11 +91,8 @@ class InitTables(Request):
     stripe: Annotated[int, f.integer()]
     stripes: Annotated[int, f.integer(1)]
 
-    def __post_init__(self) -> None:
-        same_length(self.ids, self.keys, self.tables)
 
-
-@message(121)
+@message(121, parallel=("ids", "clocks", "counts", "wanted", "codecs"))
 class PushRows(WorkersOwn):
     """My contribution ``clocks[i]`` to table segment ``ids[i]``: ``counts[i]`` rows of it, perhaps none."""
 
@@ -119,15 +115,12 @@ class PushRows(WorkersOwn):
     in_float32: Annotated[bool, f.flag] = False
     buffers: Sequence[Buffer] = field(repr=False, default=())  # the ids, the rows, the ids of the rows that are wanted
 
-    def __post_init__(self) -> None:
-        same_length(self.ids, self.clocks, self.counts, self.wanted, self.codecs)
-
     def dtype(self, stored: str) -> str:
         """Return the dtype of rows without a codec for tables of dtype ``stored``."""
         return sum_dtype(stored) if self.in_float32 else stored
 
 
-@message(122)
+@message(122, parallel=("ids", "clocks", "wanted", "codecs"))
 class PullRows(WorkersOwn):
     """``wanted[i]`` rows of table segment ``ids[i]``, once they include contribution ``clocks[i]`` of every worker."""
 
@@ -138,9 +131,6 @@ class PullRows(WorkersOwn):
     wide: f.Wide
     codecs: RowCodecs  # of each table's rows in the answer
     buffers: Sequence[Buffer] = field(repr=False, default=())  # the ids of the rows
-
-    def __post_init__(self) -> None:
-        same_length(self.ids, self.clocks, self.wanted, self.codecs)
 
 
 @message(123)
@@ -157,7 +147,7 @@ class Rows(Reply):
     buffers: Sequence[Buffer] = field(repr=False, default=())  # the rows; after a push with ``union`` also their ids
 
 
-@message(124)
+@message(124, parallel=("names", "dtypes", "columns"))
 class PutRows(Request):
     """From rank 0: rows of table segment ``id``, with their states, replace those that are there. For loading."""
 
@@ -172,9 +162,6 @@ class PutRows(Request):
     dtypes: f.Dtypes  # of these parts
     columns: f.Columns  # how many numbers of each part a row has; 0: one, in an array of one dimension
     buffers: Sequence[Buffer] = field(repr=False, default=())  # the ids (int64), the rows, and each of ``names``
-
-    def __post_init__(self) -> None:
-        same_length(self.names, self.dtypes, self.columns)
 
 
 @message(133)
@@ -194,7 +181,7 @@ class FreezeTable(OnceDue):
     since: f.MaybeAt  # only rows that have changed, or gone, since this state; None for all
 
 
-@message(126)
+@message(126, parallel=("names", "dtypes", "columns"))
 class Frozen(Reply):
     """The table is kept as number ``number``: ``rows`` rows, and the ids of ``gone`` others, in the state ``at``."""
 
@@ -209,9 +196,6 @@ class Frozen(Reply):
     columns: f.Columns
     # why these are all rows, though ``FreezeTable.since`` asked for changes; empty if they are what was asked for
     whole: Annotated[str, f.text(1024)] = ""
-
-    def __post_init__(self) -> None:
-        same_length(self.names, self.dtypes, self.columns)
 
 
 @message(127)
@@ -255,12 +239,9 @@ class DescribeTable(Request):
     id: f.SegmentId
 
 
-@message(132)
+@message(132, parallel=("names", "counts"))
 class TableCounts(Reply):
     """Statistics of a table segment, by name."""
 
     names: f.Names
     counts: Annotated[list[int], f.integers()]
-
-    def __post_init__(self) -> None:
-        same_length(self.names, self.counts)

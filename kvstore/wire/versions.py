@@ -13,7 +13,7 @@ from typing import Annotated
 from kvstore.errors import WireError
 from kvstore.wire import fields as f
 from kvstore.wire.coding import Buffer, message
-from kvstore.wire.message import Message, Reply, Request, same_length
+from kvstore.wire.message import Message, Reply, Request
 
 PIECE = 1 << 19  # elements. A server looks at one piece at a time; workers' messages come in between
 NEVER = 1 << 61  # no version has so high a number; who wants it only asks whether arrays are published
@@ -38,7 +38,7 @@ def pieces(size: int) -> Iterator[tuple[int, int]]:
         yield start, min(size, start + PIECE)
 
 
-@message(55)
+@message(55, parallel=("ids", "clocks"))
 class Publish(Request):
     """From rank 0: segments ``ids``, each when ``clocks[i]`` of its rounds are over, are version ``number``.
 
@@ -54,9 +54,6 @@ class Publish(Request):
     rounded: Rounded  # what floating point is rounded to, if it is wider; None for its own dtype
     ids: f.Ids
     clocks: f.Clocks
-
-    def __post_init__(self) -> None:
-        same_length(self.ids, self.clocks)
 
 
 @message(182)
@@ -75,7 +72,7 @@ class VersionMade(Message):
     ids: f.Ids
 
 
-@message(78)
+@message(78, parallel=("ids", "clocks"))
 class VersionState(Message):
     """To a new standby: there is version ``number``, but for segments ``ids``, which are to be made of it yet."""
 
@@ -85,9 +82,6 @@ class VersionState(Message):
     label: Label
     ids: f.Ids
     clocks: f.Clocks  # see ``Publish``
-
-    def __post_init__(self) -> None:
-        same_length(self.ids, self.clocks)
 
 
 @message(79)
@@ -139,7 +133,7 @@ class VersionRead(Reply):
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
     def __post_init__(self) -> None:
-        same_length(self.dtypes, self.sums, self.counts)
+        f.same_length(self.dtypes, self.sums, self.counts)
         if len(self.lengths) != sum(self.counts):
             raise WireError(f"expected the lengths of {sum(self.counts)} changes, got {len(self.lengths)}")
 

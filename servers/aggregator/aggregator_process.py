@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, cast
@@ -11,7 +9,6 @@ from typing import NamedTuple, cast
 from kvstore import wire
 from kvstore.devices import device_memory
 from kvstore.errors import KVStoreError
-from kvstore.job.config import Config
 from kvstore.member.client import STALL_S
 from kvstore.member.links import Links
 from kvstore.member.outstanding import PendingRequest, Question, Turn, ready
@@ -100,16 +97,6 @@ class AggregatorProcess(ServingMember):
         outbox += self._outbox
         self._outbox = []
         return outbox
-
-
-def run_aggregator(
-    config: Config,
-    make_transport: Callable[[], Transport],
-    endpoint: str,
-    clock: Callable[[], float] = time.monotonic,
-    thread: Callable[..., threading.Thread] = threading.Thread,
-) -> int:
-    return AggregatorProcess(Surroundings(config, make_transport, endpoint, clock, thread)).run()
 
 
 SILENT_S = 10.0  # after so long without a word of a server a worker is told that; it gives up waiting for one later

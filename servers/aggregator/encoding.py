@@ -8,28 +8,19 @@ up: it does not matter which of them held which part of it before.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 
 from kvstore import wire
 from kvstore.codecs import Compressor
 from kvstore.codecs.codec import RESIDUAL, STEP, VELOCITY, Memo
+from kvstore.codecs.compressor import EncodedSum
 from kvstore.codecs.described import check_payloads
-from kvstore.codecs.options import described, travelling
+from kvstore.codecs.options import described
 from kvstore.errors import UsageError, WireError
 from kvstore.optim.states import SegmentState, pack_states, unpack_states
 from kvstore.spec import Key
-from kvstore.values import all_finite, to_buffer
-
-
-class EncodedSum(NamedTuple):
-    """The fields of a push that has an encoded sum; see ``Push``."""
-
-    codec: wire.CodecDescription
-    lengths: list[int]
-    segment_counts: list[int]
-    buffers: list[wire.Buffer]
+from kvstore.values import all_finite
 
 
 class Encoding:
@@ -71,15 +62,7 @@ class Encoding:
                 compressor.require_finite(number, part)
         self._compressor = compressor
         self._take_loaded(compressor, ids)
-        if compressor.joins:
-            encodings, counts = [compressor.encode_joined(ids, sizes, values)], [len(ids)]
-        else:
-            parts = values.split_with_sizes(list(sizes))
-            encodings = [compressor.encode(number, part) for number, part in zip(ids, parts, strict=True)]
-            counts = [1] * len(ids)
-        payloads = [to_buffer(encoding.payload(0, encoding.size)) for encoding in encodings]
-        lengths = [payload.nbytes for payload in payloads]
-        return EncodedSum(travelling(compressor.compression), lengths, counts, wire.pack_arrays(payloads))
+        return compressor.encode_segments(ids, sizes, values)
 
     def decode(self, codec: wire.CodecDescription, reply: wire.Values, sizes: Sequence[int], out: torch.Tensor) -> None:
         """Write the values of a compressed reply to ``out``, flat, one segment after the other, in their dtype."""
@@ -104,11 +87,7 @@ class Encoding:
         for number in message.ids if self._keeper in (None, message.node.rank) else ():
             memo = self.kept(number)
             if memo is not None:
-                states += [
-                    SegmentState(number, RESIDUAL, memo.residual.clone()),
-                    SegmentState(number, STEP, torch.tensor(memo.step, dtype=torch.int64, device="cpu")),
-                ]
-                states += [] if memo.velocity is None else [SegmentState(number, VELOCITY, memo.velocity.clone())]
+                states += [SegmentState(number, name, value.clone()) for name, value in memo.states.items()]
         return wire.OptimizerStates(message.seq, optimizer=None, **pack_states(states))
 
     def put_states(self, message: wire.PutStates) -> None:

@@ -46,7 +46,7 @@ from servers.store.array_rows import apart, is_rows, rows_of, summed
 from servers.store.bucket import Bucket, Contribution
 from servers.store.buckets import Buckets
 from servers.store.hyperparameters import UpdateHyperparameters, agreed_by, asked, compressions
-from servers.store.recording import Recording
+from servers.store.recording import HandOver, Recording, interval
 from servers.store.rounds import Rounds
 from servers.store.target import AnyTarget, HeldSegments, PushRequest
 
@@ -364,23 +364,11 @@ class Updates:
         """Return the gradient for a bucket, whose contributions are some rows."""
         bucket, payloads = update.bucket, [each.ranges for each in update.contributions]
         sums = summed(payloads, bucket.segments.keys[0], sum_dtype(bucket.dtype), room)
-        gradient = [part._replace(rows=self._corrected_rows(updater, update, part)) for part in sums]
+        gradient = [part._replace(rows=self._corrected(updater, update, part.rows, part)) for part in sums]
         if (check := self._check(bucket, update.contributions)) is not None:
             for part in gradient:
                 check(part.rows)
         return gradient
-
-    def _corrected_rows(self, updater: Updater, update: Update, part: RowRange) -> torch.Tensor:
-        """Do what ``_corrected`` does, of the rows of ``part``."""
-        gradient = part.rows if update.scale == 1 else part.rows * update.scale
-        before = update.bucket.read_by.get(update.contributions[0].ranks[0]) if self._rule.compensation else None
-        if before is None:
-            return gradient
-        places = part.window.places(part.ids)
-        now, then = (
-            places.gather(value[part.start : part.stop]).to(gradient.dtype) for value in (update.bucket.value, before)
-        )
-        return gradient + self._rule.compensation * updater.rescale_grad * gradient * gradient * (now - then)
 
     def _failed(self, exc: Exception, buckets: Collection[Bucket]) -> dict[Bucket, Exception]:
         errors: dict[Bucket, Exception] = {}
@@ -403,15 +391,20 @@ class Updates:
             return None
         return partial(_require_finite, bucket, contributions)
 
-    def _corrected(self, updater: Updater, update: Update, summed: torch.Tensor) -> torch.Tensor:
-        """Return the gradient for a bucket, whose contributions have the sum ``summed``."""
-        bucket = update.bucket
+    def _corrected(
+        self, updater: Updater, update: Update, summed: torch.Tensor, part: RowRange | None = None
+    ) -> torch.Tensor:
+        """Return the gradient for a bucket, whose contributions have the sum ``summed``: all, or rows of ``part``."""
         gradient = summed if update.scale == 1 else summed * update.scale
-        before = bucket.read_by.get(update.contributions[0].ranks[0]) if self._rule.compensation else None
+        before = update.bucket.read_by.get(update.contributions[0].ranks[0]) if self._rule.compensation else None
         if before is None:
             return gradient
+        now = update.bucket.value
+        if part is not None:
+            places = part.window.places(part.ids)
+            now, before = (places.gather(value[part.start : part.stop]) for value in (now, before))
         # Delay compensation: what others have changed since, with the gradient's square for its curvature.
-        drift = bucket.value.to(gradient.dtype) - before.to(gradient.dtype)
+        drift = now.to(gradient.dtype) - before.to(gradient.dtype)
         return gradient + self._rule.compensation * updater.rescale_grad * gradient * gradient * drift
 
     def _sum(self, updater: Updater, update: Update) -> torch.Tensor:
@@ -474,59 +467,6 @@ def _none_made(exc: Exception, buckets: Collection[Bucket]) -> ServerError:
     error = ServerError(f"{type(exc).__name__}: {exc}; no array of this update of {shorten(keys)} has changed")
     error.__cause__ = exc
     return error
-
-
-ROUNDS = 4  # whose sums are kept at most: with more the copy of the states costs hardly less
-LEAST_BYTES = 64 << 10  # of the sums of a round: less is updated in no time, and may not go by reference
-MOST_BYTES = 256 << 20  # of all sums of a store that are kept
-
-
-def interval(random: bool, shares: bool, round_bytes: int, store_bytes: int) -> int:
-    """Return after how many rounds of arrays a standby is handed them; 0 if it makes their updates itself.
-
-    ``random``: nobody else could make the same updates. ``shares``: the standby reads this server's memory. The bytes
-    are those of the sums of the arrays, and of all arrays of their store.
-    """
-    if random:
-        return 1
-    rounds = min(ROUNDS, MOST_BYTES // max(1, store_bytes))
-    return rounds if shares and rounds > 1 and round_bytes >= LEAST_BYTES else 0
-
-
-class HandOver:
-    """Counts the rounds of a store's buckets since the standby was last handed what they have made.
-
-    A standby that reads this server's memory is handed the values and states of arrays every few rounds. That costs a
-    copy of the states, and the values cost nothing. Until then it keeps the sums of the rounds, with which it could
-    make their updates if it had to take over.
-    """
-
-    def __init__(self) -> None:
-        self._rounds: WeakKeyDictionary[Bucket, int] = WeakKeyDictionary()
-        self._failed = False
-
-    def keeps(self, buckets: Sequence[Bucket], every: int) -> bool:
-        """Note a round of ``buckets``; return whether the standby may keep its sums until it is handed the buckets.
-
-        ``every``: after how many rounds that is; see ``interval``.
-        """
-        # A standby learns that an update has failed by making it. So it makes all that it has kept with the next round.
-        if not every or self._failed:
-            self._failed = False
-            return False
-        for bucket in buckets:
-            self._rounds[bucket] = self._rounds.get(bucket, 0) + 1
-        return True
-
-    def due(self, buckets: Sequence[Bucket], every: int) -> bool:
-        if not every or max(self._rounds.get(bucket, 0) for bucket in buckets) < every:
-            return False
-        for bucket in buckets:
-            self._rounds[bucket] = 0
-        return True
-
-    def fail(self) -> None:
-        self._failed = True
 
 
 def require_mergeable(message: wire.Push, rule: Rule) -> None:

@@ -10,7 +10,7 @@ import torch
 from asking import Worker, floats
 from asking_rows import evict, freeze, init_tables, pull_rows, push_rows, put_rows, read_frozen
 from hypothesis import strategies as st
-from junk import JUNK
+from junk import JUNK, mutated
 
 from kvstore import wire
 from kvstore.table import Capacity, MinCount, Table
@@ -133,24 +133,6 @@ def good(worker: Worker) -> list[Message]:
     ]
 
 
-@st.composite
-def _mutated(draw: st.DrawFn) -> list[Any]:
-    parts = [bytearray(frame) for frame in wire.encode(draw(st.sampled_from(good(Worker(draw(st.integers(0, 1)))))))]
-    for _ in range(draw(st.integers(1, 3))):
-        part = parts[draw(st.integers(0, len(parts) - 1))]
-        at = draw(st.integers(0, max(0, len(part) - 1)))
-        what = draw(st.integers(0, 3))
-        if what == 0 and part:
-            part[at] = draw(st.integers(0, 255))
-        elif what == 1:
-            del part[at:]
-        elif what == 2:
-            part[at:at] = draw(st.binary(min_size=1, max_size=4))
-        elif len(parts) > 1:
-            del parts[draw(st.integers(1, len(parts) - 1))]
-    return list(parts)
-
-
 def _tensor(draw: st.DrawFn) -> torch.Tensor:
     shape = draw(st.sampled_from([[2], [2], [2], [1], [], [0], [3], [1, 2]]))
     dtype = draw(st.sampled_from([torch.float32, torch.float32, torch.float32, torch.float16, torch.int64]))
@@ -249,7 +231,8 @@ def _well_formed(draw: st.DrawFn) -> list[Any]:
 
 KEYED = ["barrier", "beat", "ready", "declare", "declare"]  # what a scheduler is asked
 
-anything = st.lists(st.binary(max_size=40), max_size=4) | _odd_fields() | _mutated() | _well_formed() | _well_formed()
+_broken = mutated(st.integers(0, 1).flatmap(lambda rank: st.sampled_from(good(Worker(rank)))).map(wire.encode))
+anything = st.lists(st.binary(max_size=40), max_size=4) | _odd_fields() | _broken | _well_formed() | _well_formed()
 
 
 def flood(count: int, seed: int = 0) -> Any:

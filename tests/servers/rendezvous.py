@@ -9,6 +9,7 @@ from asking import Door, sent
 
 from kvstore import wire
 from servers.scheduler import Scheduler
+from servers.scheduler.logged import FormerLinks, LoggedScheduler, Record
 
 LIMIT = 10.0
 
@@ -176,3 +177,23 @@ class Sparing(Job):
 
     def lose(self, rank: int, how: str = "was killed by SIGKILL", final: bool = False) -> list[tuple[Any, Any]]:
         return self.handle(b"launcher", wire.Lost("worker", rank, how, final=final))
+
+
+def logged(
+    records: list[Record], farewell_s: float = 0.0, least: int = 0, door: Door | None = None
+) -> tuple[LoggedScheduler, Scheduler]:
+    """A scheduler of three workers and a server that logs into a list."""
+    links = FormerLinks(door or Door())
+    scheduler = Scheduler(3, 1, LIMIT, farewell_s, links, min_workers=least)
+    return LoggedScheduler(scheduler, links, records.append), scheduler
+
+
+def joined(scheduler: LoggedScheduler) -> tuple[list[Member], Member]:
+    """Three workers and a server that have come to it."""
+    workers, server = [Member("worker", 100 + n, n) for n in range(3)], Member("server", 20, 0)
+    for member in (*workers, server):
+        scheduler.handle(member.peer, sent(member.join()), 1.0)
+    for member in (*workers, server):
+        member.incarnation = member.seq = 1
+        scheduler.handle(member.beats, sent(wire.Beat(member.node)), 1.0)
+    return workers, server

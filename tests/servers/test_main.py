@@ -32,7 +32,7 @@ from kvstore.transport import Transport
 from kvstore.values import to_buffer
 from servers.member import ServingMember, Surroundings
 from servers.names import MOST, have, name, workers
-from servers.processes import EACH, LEAST, collect_seldom, importing, run_server
+from servers.processes import EACH, LEAST, collect_seldom, importing, run_member
 from servers.requests.replies import Outbox
 from servers.server import Server, injecting
 
@@ -76,7 +76,7 @@ from servers.__main__ import main
 def lose(*_job):
     raise NodeLost("worker 1 exited with code 1")
 
-servers.__main__.run_server = lose
+servers.__main__.run_member = lose
 sys.exit(main())
 """
 
@@ -171,7 +171,7 @@ def test_a_file_is_written_beside_the_loop_and_reported_in_it(tmp_path: Path, mo
         assert isinstance(reply, wire.Captured)
         return reply
 
-    monkeypatch.setattr("threaded.run_server", run)
+    monkeypatch.setattr("threaded.run_member", run)
     folder = begin(tmp_path, 5)
     with ThreadedJob(1, 1) as job:
         (reply,) = job.run_sessions(save)
@@ -241,7 +241,7 @@ class Failing(ServingMember):
 def test_one_that_may_not_join_frees_its_endpoint() -> None:
     with ThreadedJob(1, 1) as job:
         with pytest.raises(UsageError, match="the job has its 1 servers already"):
-            run_server(job.config("server", 1), job.network.transport, "inproc://server-1")
+            run_member(job.config("server", 1), job.network.transport, "inproc://server-1")
         again: Transport = job.network.transport()
         again.bind("inproc://server-1")  # an endpoint that is in use is refused
         again.close()
@@ -253,7 +253,7 @@ def test_the_error_that_ends_one_is_told_to_all(monkeypatch: pytest.MonkeyPatch)
             Failing(Surroundings(config, make_transport, endpoint, time.monotonic, threading.Thread)).run()
         return 1
 
-    monkeypatch.setattr("threaded.run_server", run)
+    monkeypatch.setattr("threaded.run_member", run)
     with ThreadedJob(1, 1) as job:
         with pytest.raises(NodeLost, match=r"server 0 failed: it ended with ZeroDivisionError\('by itself'\)"):
             job.run(lambda store: store.init("w", [1.0]))

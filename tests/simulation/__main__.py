@@ -17,8 +17,8 @@ from dataclasses import replace
 
 from simulation import losses, returns
 from simulation.job import Outcome
-from simulation.runs import HOSTS, Plan, carry_out, crashes, verdict
-from simulation.takeovers import exhaustive, judge, replicated, short, with_tables
+from simulation.runs import HOSTS, WORKERS, Plan, carry_out, crashes, exhaustive, verdict
+from simulation.takeovers import judge, replicated, short, with_tables
 
 
 def main() -> int:
@@ -65,14 +65,14 @@ def _plans(options: argparse.Namespace, seed: int) -> Iterator[Plan]:
         for plan in (returns.BASE, replace(returns.BASE, crashes=(("worker 2", 120),))):
             plan = replace(plan, seed=seed, replicas=int(options.replicas), shares=options.replicas)
             plan = replace(plan, program="return rows") if options.tables else plan
-            yield from returns.exhaustive(plan, step=options.step)
+            yield from exhaustive(plan, WORKERS, step=options.step, run=returns.outcome_of)
     elif options.returns:
         yield returns.returning(seed)
     elif options.losses and options.crashes:
         for plan in losses.short(seed):
             plan = replace(plan, replicas=int(options.replicas), shares=options.replicas)
             plan = replace(plan, program="survive rows") if options.tables else plan
-            yield from losses.exhaustive(plan, step=options.step)
+            yield from exhaustive(plan, WORKERS, step=options.step, run=losses.outcome_of)
     elif options.losses:
         yield losses.lossy(seed)
     elif options.crashes and options.replicas:

@@ -29,8 +29,7 @@ from kvstore.job.processes import Exit
 from kvstore.job.tracebacks import reported
 from kvstore.member.session import Session
 from kvstore.rule import Rule
-from servers.aggregator.aggregator_process import run_aggregator
-from servers.processes import run_server
+from servers.processes import run_member
 from servers.scheduler_process import run_scheduler
 
 LIMIT_S = 600.0  # of virtual time: whoever has not ended by then hangs
@@ -210,8 +209,6 @@ class SimulatedJob:
         role, _, rank = name.partition(" ")
         if role == "scheduler":
             self._spawn(name, self._schedule)
-        elif role == "aggregator":
-            self._spawn(name, partial(self._aggregate, int(rank)))
         elif role == "worker":
             process = self._spawn(name, partial(self._work, int(rank)))
             self._working[int(rank) :] = [process.tasks[0], *self._working[int(rank) + 1 :]]
@@ -267,19 +264,10 @@ class SimulatedJob:
         return run_scheduler(config, self._end(process), self.world.clock)
 
     def _serve(self, role: str, rank: int, process: Process) -> int:
-        return run_server(
+        return run_member(
             self._config(role, rank, process.start),
             partial(self._end, process),
             f"inproc://{role}-{rank}-{process.start}",
-            self.world.clock,
-            self._thread(process),
-        )
-
-    def _aggregate(self, rank: int, process: Process) -> int:
-        return run_aggregator(
-            self._config("aggregator", rank),
-            partial(self._end, process),
-            f"inproc://aggregator-{rank}",
             self.world.clock,
             self._thread(process),
         )

@@ -7,59 +7,38 @@ worker in the first ones: at least as many as it has been answered, each once.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
 from simulation.job import Outcome
-from simulation.network import Weather
-from simulation.runs import HOSTS, MEMBERS, STANDBYS, Plan, carry_out_in, job_of, never_right
+from simulation.runs import HOSTS, Plan, SparingRun, drawn, job_of, with_lost_server, with_silence
 from simulation.survivors import Surviving, SurvivingClocks, SurvivingRows
 
-SLOW_S = 40.0  # virtual seconds that a run may take: several limits of heartbeats
 BASE = Plan(0, program="survive", rounds=3, workers=3, least=1, reaped=True)
 
 
-class Run:
-    """One run of a plan; ``verdict`` is ``exact``, ``loud`` where that is right, or else what is wrong with it."""
+class Run(SparingRun):
+    """One run of a plan."""
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
         self._program = program(plan)
-        job = job_of(plan)
-        self.outcome: Outcome = carry_out_in(job, plan, self._program)
-        self.verdict = self._judge()
+        super().__init__(job_of(plan), plan, self._program)
 
     def _judge(self) -> str:
         outcome, plan = self.outcome, self._plan
-        if bad := never_right(outcome):
-            return bad
-        dead = {int(member.split()[1]) for member in self._killed() if member.startswith("worker")}
+        killed = {member for member, at in plan.crashes if at <= outcome.deliveries} | self._out_of_reach()
+        dead = {int(member.split()[1]) for member in killed if member.startswith("worker")}
         living = [rank for rank in range(plan.num_workers) if rank not in dead]
         failed = {rank: error for rank, error in outcome.errors.items() if rank in living}
         said = self._rounds(living, dead)
         if said:
             return said
         if failed:
-            return self._loud(failed, dead)
+            texts = " ".join(map(str, failed.values()))
+            named = any(f"worker {rank}" in texts for rank in dead)
+            return self._loud(failed, too_few=named and plan.num_workers - len(dead) < plan.least)
         results = [outcome.results[rank] for rank in living]
-        if None in results:
-            return f"a worker has no result: {results}"
-        if any(result != results[0] for result in results):
-            return "workers end with other values than others"
-        slow = SLOW_S + (plan.pause[2] if plan.pause else 0.0) + sum(last_s for *_, last_s in plan.partings)
-        return "exact" if outcome.worked_s < slow else f"it took {outcome.worked_s:.1f} s"
-
-    def _killed(self) -> set[str]:
-        """Return who is killed in this run, or given up since it is out of reach for too long."""
-        plan = self._plan
-        gone = {member for member, at in plan.crashes if at <= self.outcome.deliveries}
-        if plan.pause is not None and plan.pause[2] > 0.7 * plan.limit_s:
-            gone.add(plan.pause[0])
-        for one, other, _, last_s in plan.partings:
-            if "scheduler" in (one, other) and last_s > 0.7 * plan.limit_s:
-                gone.add(other if one == "scheduler" else one)
-        return gone
+        return f"a worker has no result: {results}" if None in results else self._alike(results)
 
     def _rounds(self, living: list[int], dead: set[int]) -> str:
         """Say what is wrong with the rounds of which workers have been answered."""
@@ -106,18 +85,9 @@ class Run:
                         return f"{key!r}: pushes of worker {other} counted {own}, and {made} were answered"
         return ""
 
-    def _loud(self, failed: dict[int, BaseException], dead: set[int]) -> str:
-        plan, outcome = self._plan, self.outcome
-        if outcome.welcomed is None or any(at <= outcome.welcomed for _, at in plan.crashes):
-            return "loud"  # before the job began
-        texts = " ".join(map(str, failed.values()))
-        if plan.num_workers - len(dead) < plan.least and any(f"worker {rank}" in texts for rank in dead):
-            return "loud"
-        for rank in range(2):
-            lost = [member for member, _ in plan.crashes if member in (f"server {rank}", f"standby {rank}")]
-            if (not plan.replicas and lost) or len(lost) > 1:
-                return "loud" if f"server {rank}" in texts else f"server {rank} is not named in {texts}"
-        return f"the job should have gone on, but {failed}; exit codes are {outcome.exit_codes}"
+
+def outcome_of(plan: Plan) -> Outcome:
+    return Run(plan).outcome
 
 
 def program(plan: Plan) -> Surviving | SurvivingClocks:
@@ -132,9 +102,7 @@ def program(plan: Plan) -> Surviving | SurvivingClocks:
 
 def later(plan: Plan) -> bool:
     """Whether an answer may have the values of a later round: it was repeated to a process that did not give it."""
-    hit = {member for member, _ in plan.crashes} | {member for parting in plan.partings for member in parting[:2]}
-    hit.update([] if plan.pause is None else [plan.pause[0]])
-    return bool(plan.replicas) or any(member.startswith("aggregator") for member in hit)
+    return bool(plan.replicas) or any(member.startswith("aggregator") for member in plan.hit)
 
 
 def short(seed: int = 0) -> tuple[Plan, ...]:
@@ -146,19 +114,8 @@ def short(seed: int = 0) -> tuple[Plan, ...]:
 def lossy(seed: int) -> Plan:
     """Return the plan of a seed: workers die, or are out of reach and come back; servers and the scheduler die, too."""
     dice = random.Random(f"lossy {seed}")
-    plan = replace(
-        BASE,
-        seed=seed,
-        mode=dice.choice(("sync", "sync", "async", "ssp", "drop", "keep")),
-        weather=Weather(dice.choice((0.002, 0.02)), dice.choice((0.0, 0.005, 0.02)), dice.choice((0.0, 0.1))),
-        rounds=dice.choice((3, 5)),
-        replicas=dice.randrange(2),
-        shares=dice.random() < 0.5,
-        start_s=dice.choice((0.01, 0.05)),
-        limit_s=dice.choice((5.0, 1.0)),
-        reaped=dice.random() < 0.8,
-        least=dice.choice((1, 1, 1, 2)),
-    )
+    plan = replace(BASE, seed=seed, mode=dice.choice(("sync", "sync", "async", "ssp", "drop", "keep")))
+    plan = drawn(dice, plan, (3, 5), (0.01, 0.05))
     if plan.mode in ("async", "ssp"):
         plan = replace(plan, rounds=3)
     if plan.mode == "sync" and dice.random() < 0.3:
@@ -169,26 +126,8 @@ def lossy(seed: int) -> Plan:
         plan = replace(plan, hosts=dice.choice(HOSTS), rounds=3)
     at = partial(dice.randrange, 20, 500 if plan.hosts or plan.replicas else 250)
     workers = [f"worker {rank}" for rank in range(plan.num_workers)]
-    crashes = [(member, at()) for member in dice.sample(workers, dice.choice((0, 1, 1, 2)))]
-    if plan.replicas and dice.random() < 0.6:
-        crashes.append((dice.choice((*MEMBERS[1:3], *STANDBYS, "scheduler")), at()))
-        plan = replace(plan, reaped=True)  # who is silent for too long is not started again in time
+    crashes = tuple((member, at()) for member in dice.sample(workers, dice.choice((0, 1, 1, 2))))
+    plan = with_lost_server(dice, replace(plan, crashes=crashes), at)
     if plan.hosts and dice.random() < 0.7:
-        crashes.append((f"aggregator {dice.randrange(len(plan.hosts))}", at()))
-    plan = replace(plan, crashes=tuple(crashes))
-    if dice.random() < 0.4:
-        plan = replace(plan, pause=(dice.choice(workers), at(), plan.limit_s * dice.choice((0.3, 1.6, 3.0))))
-    if dice.random() < 0.4:
-        other = dice.choice(("scheduler", "server 0", "server 1"))
-        plan = replace(
-            plan, partings=((dice.choice(workers), other, at(), plan.limit_s * dice.choice((0.3, 1.6, 3.0))),)
-        )
-    return plan
-
-
-def exhaustive(plan: Plan, members: tuple[str, ...] = (), first: int = 1, step: int = 1) -> Iterator[Plan]:
-    """Yield the plans that kill each worker after each message of ``plan``."""
-    last = Run(plan).outcome.deliveries
-    for member in members or tuple(f"worker {rank}" for rank in range(plan.num_workers)):
-        for at in range(first, last + 1, step):
-            yield replace(plan, crashes=((member, at),))
+        plan = replace(plan, crashes=(*plan.crashes, (f"aggregator {dice.randrange(len(plan.hosts))}", at())))
+    return with_silence(dice, plan, at, 0.4)

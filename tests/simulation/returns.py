@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,9 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from simulation.job import Outcome
-from simulation.losses import SLOW_S
-from simulation.network import Weather
-from simulation.runs import HOSTS, MEMBERS, STANDBYS, Plan, carry_out_in, job_of, never_right
+from simulation.runs import HOSTS, Plan, SparingRun, drawn, job_of, with_lost_server, with_silence
 
 import kvstore as kv
 from kvstore.client import DistStore
@@ -170,42 +168,37 @@ class Returning:
         return found
 
 
-class Run:
-    """One run of a plan; ``verdict`` is ``exact``, ``loud`` where that is right, or else what is wrong with it."""
+class Run(SparingRun):
+    """One run of a plan."""
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
         tables = plan.program == "return rows"
         barriers = bool(plan.seed % 2) and not plan.uneven  # nobody inside ``join`` comes to one
         self.program = Returning(plan.seed, plan.rounds, plan.seats, plan.uneven, tables, barriers)
         job = job_of(plan)
         self.program.starts = job.starts
         self.program.rest = lambda rest_s: job.world.current.wait(rest_s) if job.world.current is not None else None
-        self.outcome: Outcome = carry_out_in(job, plan, self.program)
-        self.verdict = self._judge()
+        super().__init__(job, plan, self.program)
 
     def _judge(self) -> str:
         outcome, plan = self.outcome, self._plan
-        if bad := never_right(outcome):
-            return bad
-        results = {rank: result for rank, result in enumerate(outcome.results) if result is not None}
+        results = [result for result in outcome.results if result is not None]
         failed = {rank: error for rank, error in outcome.errors.items() if not self._came_in_vain(rank)}
-        failed |= {rank: error for rank, error in self.program.failed.items() if not self._out_of_reach(rank)}
+        away = self._out_of_reach()
+        failed |= {rank: error for rank, error in self.program.failed.items() if f"worker {rank}" not in away}
+        too_few = plan.least > 1 and outcome.exit_codes["scheduler"] == JOB_FAILED_EXIT
+        # Where all that were in are lost, nobody can let others in.
+        too_few = too_few or sum(member.startswith("worker") for member in plan.hit) >= plan.num_workers
         if failed:
-            return self._loud(failed)
+            return self._loud(failed, too_few)
         if not results:
-            too_few = plan.least > 1 and outcome.exit_codes["scheduler"] == JOB_FAILED_EXIT
-            return "loud" if too_few or self._all_hit() else "nobody has a result"
-        if any(result != next(iter(results.values())) for result in results.values()):
-            return "workers end with other values than others"
-        if plan.mode not in ("drop", "keep"):
-            for of_one_server, part in self.program.parts(next(iter(results.values()))):
-                said = self._count(part, of_one_server)
-                if said:
-                    return said
-        late = JOINS_S * sum("joining the job" in str(error) for error in outcome.errors.values())
-        slow = SLOW_S + late + (plan.pause[2] if plan.pause else 0.0) + sum(last_s for *_, last_s in plan.partings)
-        return "exact" if outcome.worked_s < slow else f"it took {outcome.worked_s:.1f} s"
+            return "loud" if too_few else "nobody has a result"
+        late_s = JOINS_S * sum("joining the job" in str(error) for error in outcome.errors.values())
+        alike = self._alike(results, late_s)
+        if plan.mode in ("drop", "keep") or alike != "exact":
+            return alike
+        counted = (self._count(part, of_one_server) for of_one_server, part in self.program.parts(results[0]))
+        return next(filter(None, counted), alike)
 
     def _came_in_vain(self, rank: int) -> bool:
         """Return whether the last process of ``rank`` was to fail: it was out of reach, or the others had ended."""
@@ -213,16 +206,7 @@ class Run:
         done = any(result is not None for result in outcome.results)
         start = outcome.starts[f"worker {rank}"]
         came = (start > 1 or rank >= self._plan.num_workers) and (rank, start) not in self.program.entered
-        return self._out_of_reach(rank) or (done and came and outcome.exit_codes["scheduler"] == 0)
-
-    def _out_of_reach(self, rank: int) -> bool:
-        """Return whether a process of ``rank`` was given up though it lived."""
-        plan, name = self._plan, f"worker {rank}"
-        if plan.pause is not None and plan.pause[0] == name and plan.pause[2] > 0.7 * plan.limit_s:
-            return True
-        return any(
-            {*parting[:2]} == {name, "scheduler"} and parting[3] > 0.7 * plan.limit_s for parting in plan.partings
-        )
+        return f"worker {rank}" in self._out_of_reach() or (done and came and outcome.exit_codes["scheduler"] == 0)
 
     def _count(self, part: tuple[float, ...], of_one_server: bool) -> str:
         """Say what is wrong with what has counted."""
@@ -248,72 +232,27 @@ class Run:
             return f"all have counted {sum(part)} times in {program.rounds} rounds of {workers} workers"
         return ""
 
-    def _loud(self, failed: dict[int, BaseException]) -> str:
-        plan, outcome = self._plan, self.outcome
-        if outcome.welcomed is None or any(at <= outcome.welcomed for _, at in plan.crashes):
-            return "loud"  # before the job began
-        texts = " ".join(map(str, failed.values()))
-        if plan.least > 1 and outcome.exit_codes["scheduler"] == JOB_FAILED_EXIT:
-            return "loud"
-        if self._all_hit():
-            return "loud"  # where all that were in are lost, nobody can let others in
-        for rank in range(2):
-            lost = [member for member, _ in plan.crashes if member in (f"server {rank}", f"standby {rank}")]
-            if (not plan.replicas and lost) or len(lost) > 1:
-                return "loud" if f"server {rank}" in texts else f"server {rank} is not named in {texts}"
-        return f"the job should have gone on, but {failed}; exit codes are {outcome.exit_codes}"
 
-    def _all_hit(self) -> bool:
-        plan = self._plan
-        hit = {member for member, _ in plan.crashes} | {member for parting in plan.partings for member in parting[:2]}
-        hit.update(plan.pause[:1] if plan.pause is not None else ())  # type: ignore[arg-type]
-        return sum(member.startswith("worker") for member in hit) >= plan.num_workers
+def outcome_of(plan: Plan) -> Outcome:
+    return Run(plan).outcome
 
 
 def returning(seed: int) -> Plan:
     """Return the plan of a seed: workers die, several times; servers and the scheduler die, too, and links fail."""
     dice = random.Random(f"returning {seed}")
-    plan = replace(
-        BASE,
-        seed=seed,
-        mode=dice.choice(("sync", "sync", "sync", "async", "ssp", "drop", "keep")),
-        program=dice.choice(("return", "return", "return rows")),
-        weather=Weather(dice.choice((0.002, 0.02)), dice.choice((0.0, 0.005, 0.02)), dice.choice((0.0, 0.1))),
-        rounds=dice.choice((4, 6)),
-        replicas=dice.randrange(2),
-        shares=dice.random() < 0.5,
-        start_s=dice.choice((0.005, 0.03)),
-        limit_s=dice.choice((5.0, 1.0)),
-        reaped=dice.random() < 0.8,
-        least=dice.choice((1, 1, 1, 2)),
-        uneven=dice.random() < 0.2,
-    )
+    mode = dice.choice(("sync", "sync", "sync", "async", "ssp", "drop", "keep"))
+    plan = replace(BASE, seed=seed, mode=mode, program=dice.choice(("return", "return", "return rows")))
+    plan = drawn(dice, plan, (4, 6), (0.005, 0.03))
+    plan = replace(plan, uneven=dice.random() < 0.2)
     at = partial(dice.randrange, 20, 600 if plan.replicas else 300)
     workers = [f"worker {rank}" for rank in range(plan.num_workers)]
     crashes = [(dice.choice(workers), at()) for _ in range(dice.choice((1, 1, 2, 3)))]
     if dice.random() < 0.3:
         crashes.append((crashes[0][0], crashes[0][1] + dice.randrange(20, 150)))
-    if plan.replicas and dice.random() < 0.6:
-        crashes.append((dice.choice((*MEMBERS[1:3], *STANDBYS, "scheduler")), at()))
-        plan = replace(plan, reaped=True)  # who is silent for too long is not started again in time
-    plan = replace(plan, crashes=tuple(crashes))
-    if dice.random() < 0.2:
-        plan = replace(plan, pause=(dice.choice(workers), at(), plan.limit_s * dice.choice((0.3, 1.6, 3.0))))
-    if dice.random() < 0.2:
-        other = dice.choice(("scheduler", "server 0", "server 1"))
-        plan = replace(
-            plan, partings=((dice.choice(workers), other, at(), plan.limit_s * dice.choice((0.3, 1.6, 3.0))),)
-        )
+    plan = with_lost_server(dice, replace(plan, crashes=tuple(crashes)), at)
+    plan = with_silence(dice, plan, at, 0.2)
     if plan.mode == "sync" and plan.program == "return" and not plan.replicas and dice.random() < 0.2:
         plan = replace(plan, hosts=dice.choice(HOSTS))
         if dice.random() < 0.7:
             plan = replace(plan, crashes=(*plan.crashes, (f"aggregator {dice.randrange(len(plan.hosts))}", at())))
     return plan
-
-
-def exhaustive(plan: Plan, ranks: Collection[int] = range(3), first: int = 1, step: int = 1) -> Iterator[Plan]:
-    """Yield the plans that kill each of these workers after each message of ``plan``, in which some may die already."""
-    last = Run(plan).outcome.deliveries
-    for rank in ranks:
-        for at in range(first, last + 1, step):
-            yield replace(plan, crashes=(*plan.crashes, (f"worker {rank}", at)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -21,6 +21,7 @@ from kvstore.rule import Rule
 
 STANDBYS = ("standby 0", "standby 1")
 MEMBERS = ("scheduler", "server 0", "server 1", "worker 0", "worker 1")
+WORKERS = ("worker 0", "worker 1", "worker 2")  # of jobs that go on without workers that die
 HOSTS: tuple[tuple[tuple[int, ...], ...], ...] = (((0, 1), (2, 3)), ((0, 1, 2),))  # of 4 workers
 RULES = {
     "sync": Rule(),
@@ -31,6 +32,7 @@ RULES = {
 }
 MODES = ("sync", "async", "ssp")
 RESTARTS = 20
+SLOW_S = 40.0  # virtual seconds that a run may take beyond its pauses: several limits of heartbeats
 COMPRESSIONS: tuple[dict[str, Any] | None, ...] = (None, None, {"type": "fp16"})
 
 
@@ -100,6 +102,12 @@ class Plan:
         members = (*MEMBERS, *STANDBYS) if self.replicas else MEMBERS
         more = [f"worker {rank}" for rank in range(2, self.num_workers)]
         return (*members, *more, *(f"aggregator {number}" for number in range(len(self.hosts))))
+
+    @property
+    def hit(self) -> set[str]:
+        """To whom something happens."""
+        members = {member for member, _ in self.crashes} | {one for parting in self.partings for one in parting[:2]}
+        return members if self.pause is None else {*members, self.pause[0]}
 
     @property
     def num_workers(self) -> int:
@@ -220,14 +228,25 @@ def _interrupt(job: SimulatedJob, training: Program, rank: int) -> None:
         job.processes[f"worker {rank}"].tasks[0].interrupt(Interrupted())
 
 
+def exhaustive(
+    plan: Plan,
+    members: Iterable[str] = (),
+    first: int = 1,
+    step: int = 1,
+    run: Callable[[Plan], Outcome] = carry_out,
+) -> Iterator[Plan]:
+    """Yield the plans that kill each member after each message of ``plan``, in which some may die already."""
+    last = run(plan).deliveries
+    for member in members or plan.members:
+        for at in range(first, last + 1, step):
+            yield replace(plan, crashes=(*plan.crashes, (member, at)))
+
+
 def crashes(seed: int, hosts: tuple[tuple[int, ...], ...] = ()) -> Iterator[Plan]:
     """Yield the plans that kill each member after each message of the run with a seed, in two modes."""
     for mode in ("sync", "async"):
         plan = Plan(seed, mode, hosts=hosts)
-        last = carry_out(plan).deliveries
-        for member in plan.members:
-            for at in range(1, last + 1):
-                yield replace(plan, crashes=((member, at),))
+        yield from exhaustive(plan)
 
 
 def never_right(outcome: Outcome) -> str:
@@ -255,3 +274,92 @@ def verdict(plan: Plan, outcome: Outcome) -> str:
     if not plan.crashes and not plan.replicas and (unfinished or any(outcome.exit_codes.values())):
         return f"nobody was killed, but {outcome.errors}, and exit codes are {outcome.exit_codes}"
     return "loud" if unfinished else "exact"
+
+
+def slow_s(plan: Plan) -> float:
+    """Return how many virtual seconds are too many for a run."""
+    return SLOW_S + (plan.pause[2] if plan.pause else 0.0) + sum(last_s for *_, last_s in plan.partings)
+
+
+def before_the_job(plan: Plan, outcome: Outcome) -> bool:
+    """Whether somebody was killed before all had joined, where any error is right."""
+    return outcome.welcomed is None or any(at <= outcome.welcomed for _, at in plan.crashes)
+
+
+# ---- jobs that go on without workers that die
+
+
+def drawn(dice: random.Random, plan: Plan, rounds: tuple[int, ...], starts: tuple[float, ...]) -> Plan:
+    """Return ``plan`` with the circumstances of a seed."""
+    return replace(
+        plan,
+        weather=Weather(dice.choice((0.002, 0.02)), dice.choice((0.0, 0.005, 0.02)), dice.choice((0.0, 0.1))),
+        rounds=dice.choice(rounds),
+        replicas=dice.randrange(2),
+        shares=dice.random() < 0.5,
+        start_s=dice.choice(starts),
+        limit_s=dice.choice((5.0, 1.0)),
+        reaped=dice.random() < 0.8,
+        least=dice.choice((1, 1, 1, 2)),
+    )
+
+
+def with_lost_server(dice: random.Random, plan: Plan, at: Callable[[], int]) -> Plan:
+    """Return ``plan``, perhaps with the death of a server, a standby or the scheduler."""
+    if plan.replicas and dice.random() < 0.6:
+        lost = dice.choice((*MEMBERS[1:3], *STANDBYS, "scheduler")), at()
+        # Who is silent for too long is not started again in time.
+        return replace(plan, crashes=(*plan.crashes, lost), reaped=True)
+    return plan
+
+
+def with_silence(dice: random.Random, plan: Plan, at: Callable[[], int], chance: float) -> Plan:
+    """Return ``plan``, perhaps with a worker that is stopped, and with one that is parted from another member."""
+    workers = [f"worker {rank}" for rank in range(plan.num_workers)]
+    if dice.random() < chance:
+        plan = replace(plan, pause=(dice.choice(workers), at(), plan.limit_s * dice.choice((0.3, 1.6, 3.0))))
+    if dice.random() < chance:
+        other = dice.choice(("scheduler", "server 0", "server 1"))
+        parting = dice.choice(workers), other, at(), plan.limit_s * dice.choice((0.3, 1.6, 3.0))
+        plan = replace(plan, partings=(parting,))
+    return plan
+
+
+class SparingRun:
+    """One run of a plan; ``verdict`` is ``exact``, ``loud`` where that is right, or else what is wrong with it."""
+
+    def __init__(self, job: SimulatedJob, plan: Plan, program: Any) -> None:
+        self._plan = plan
+        self.outcome: Outcome = carry_out_in(job, plan, program)
+        self.verdict = never_right(self.outcome) or self._judge()
+
+    def _judge(self) -> str:
+        raise NotImplementedError
+
+    def _out_of_reach(self) -> set[str]:
+        """Return who is given up though it lives."""
+        plan = self._plan
+        gone = {plan.pause[0]} if plan.pause is not None and plan.pause[2] > 0.7 * plan.limit_s else set()
+        for one, other, _, last_s in plan.partings:
+            if "scheduler" in (one, other) and last_s > 0.7 * plan.limit_s:
+                gone.add(other if one == "scheduler" else one)
+        return gone
+
+    def _alike(self, results: list[Any], late_s: float = 0.0) -> str:
+        """Say whether ``results`` are alike and came in time, ``late_s`` apart."""
+        if any(result != results[0] for result in results):
+            return "workers end with other values than others"
+        worked_s = self.outcome.worked_s
+        return "exact" if worked_s < slow_s(self._plan) + late_s else f"it took {worked_s:.1f} s"
+
+    def _loud(self, failed: dict[int, BaseException], too_few: bool) -> str:
+        """Say whether workers may have ``failed``; they may, if the workers that are left are ``too_few``."""
+        plan, outcome = self._plan, self.outcome
+        if too_few or before_the_job(plan, outcome):
+            return "loud"
+        texts = " ".join(map(str, failed.values()))
+        for rank in range(2):
+            lost = [member for member, _ in plan.crashes if member in (f"server {rank}", f"standby {rank}")]
+            if (not plan.replicas and lost) or len(lost) > 1:
+                return "loud" if f"server {rank}" in texts else f"server {rank} is not named in {texts}"
+        return f"the job should have gone on, but {failed}; exit codes are {outcome.exit_codes}"

@@ -14,12 +14,11 @@ from functools import lru_cache, partial
 
 from simulation.job import Outcome
 from simulation.network import Weather
-from simulation.runs import HOSTS, MEMBERS, MODES, STANDBYS, Plan, carry_out, verdict
+from simulation.runs import HOSTS, MEMBERS, MODES, STANDBYS, Plan, before_the_job, carry_out, slow_s, verdict
 
 SEATS = (*MEMBERS[1:3], *STANDBYS)  # that may be lost
 CODED = ({"type": "2bit", "threshold": 0.5, "pull": "fp16"}, {"type": "int8", "pull": "int8"}, None)
 BITS = ("bits", "row bits")  # programs that return all bytes
-SLOW_S = 40.0  # virtual seconds that a run may take beyond its pauses: several limits of heartbeats
 
 
 def replicated(seed: int) -> Plan:
@@ -92,20 +91,11 @@ def every_move(plan: Plan, members: tuple[str, ...] = SEATS, step: int = 1) -> I
             yield replace(plan, moves=((member, at),))
 
 
-def exhaustive(plan: Plan, members: tuple[str, ...] = (), step: int = 1) -> Iterator[Plan]:
-    """Yield the plans that kill each member after each message of ``plan``."""
-    last = carry_out(plan).deliveries
-    for member in members or plan.members:
-        for at in range(1, last + 1, step):
-            yield replace(plan, crashes=((member, at),))
-
-
 def judge(plan: Plan, outcome: Outcome) -> str:
     """Say how a run has ended: ``exact``, ``loud`` where that is right, or else what is wrong with it."""
     said = verdict(plan, outcome)
     if said == "exact":
-        slow = SLOW_S + (plan.pause[2] if plan.pause else 0.0) + sum(last_s for *_, last_s in plan.partings)
-        if outcome.worked_s > slow:
+        if outcome.worked_s > slow_s(plan):
             return f"it took {outcome.worked_s:.1f} s"
         pairs = zip(outcome.results, _undisturbed(plan) if plan.program in BITS else outcome.results, strict=True)
         if any(
@@ -115,8 +105,8 @@ def judge(plan: Plan, outcome: Outcome) -> str:
         return said
     if said != "loud":
         return said
-    if outcome.welcomed is None or any(at <= outcome.welcomed for _, at in plan.crashes):
-        return said  # before the job began
+    if before_the_job(plan, outcome):
+        return said
     reasons = _reasons(plan)
     if not reasons:
         return f"the job should have gone on, but {outcome.errors}; exit codes are {outcome.exit_codes}"

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from simulation.losses import BASE, Run, exhaustive, lossy, short
-from simulation.runs import HOSTS, Plan
+from simulation.losses import BASE, Run, lossy, outcome_of, short
+from simulation.runs import HOSTS, WORKERS, Plan, exhaustive
 
 from kvstore.errors import NodeLost
 from servers.scheduler.departures import Departures
@@ -28,13 +28,13 @@ def test_a_worker_that_dies_at_any_moment_costs_the_others_nothing(which: int) -
     """Every 43rd of all its moments; ``python -m simulation 0 --losses --crashes`` makes all, of all workers."""
     plan = short()[which]
     require(plan, "exact")
-    for each in exhaustive(plan, first=7 + which, step=43):
+    for each in exhaustive(plan, WORKERS, 7 + which, 43, outcome_of):
         require(each, "exact")
 
 
 @pytest.mark.parametrize("mode", ["async", "ssp", "drop", "keep"])
 def test_nor_does_it_where_rounds_do_not_wait_for_all(mode: str) -> None:
-    for plan in exhaustive(replace(BASE, mode=mode), first=10, step=89):
+    for plan in exhaustive(replace(BASE, mode=mode), WORKERS, 10, 89, outcome_of):
         require(plan, "exact")
 
 
@@ -44,13 +44,13 @@ def test_nor_does_it_where_rounds_do_not_wait_for_all(mode: str) -> None:
 )
 def test_nor_does_an_aggregator(mode: str, more: dict[str, Any]) -> None:
     base = replace(BASE, mode=mode, hosts=HOSTS[0], **more)
-    for plan in exhaustive(base, ("aggregator 0",), first=30, step=139):
+    for plan in exhaustive(base, ("aggregator 0",), 30, 139, outcome_of):
         require(plan, "exact")
 
 
 def test_nor_does_it_with_tables_or_with_standbys() -> None:
     for plan in (replace(BASE, program="survive rows"), replace(BASE, replicas=1, shares=True)):
-        for each in exhaustive(plan, first=13, step=97):
+        for each in exhaustive(plan, WORKERS, 13, 97, outcome_of):
             require(each, "exact")
 
 

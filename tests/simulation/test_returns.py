@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from simulation.job import SimulatedJob
-from simulation.returns import BASE, REST_S, Progress, Run, exhaustive, returning
-from simulation.runs import Plan, carry_out_in, job_of, never_right
+from simulation.returns import BASE, REST_S, Progress, Run, outcome_of, returning
+from simulation.runs import WORKERS, Plan, carry_out_in, exhaustive, job_of, never_right
 from small_jobs import value_of
 
 from kvstore.client import DistStore
@@ -36,7 +36,7 @@ def test_a_worker_that_dies_at_any_moment_comes_back(rank: int) -> None:
 def test_whoever_dies_while_one_comes_back(program: str) -> None:
     """Worker 0 is to let worker 2 in, which may die, too."""
     plan = replace(BASE, program=program, crashes=(("worker 2", 80),))
-    for each in exhaustive(plan, (0, 2), first=83, step=61):
+    for each in exhaustive(plan, WORKERS[::2], 83, 61, outcome_of):
         require(each, "exact")
 
 

@@ -11,8 +11,8 @@ import pytest
 from faults.orders import order
 from simulation.network import Weather
 from simulation.orders import Ordered
-from simulation.runs import HOSTS, Plan, carry_out
-from simulation.takeovers import CODED, SEATS, every_move, exhaustive, judge, moved, replicated, short, with_tables
+from simulation.runs import HOSTS, Plan, carry_out, exhaustive
+from simulation.takeovers import CODED, SEATS, every_move, judge, moved, replicated, short, with_tables
 
 from kvstore import wire
 from kvstore.member.links import Links

@@ -11,7 +11,7 @@ import pytest
 import torch
 from fitted import SGD, loader, network
 from layers import BUCKET_BYTES
-from threaded import ThreadedJob
+from threaded import ThreadedJob, shared_job
 
 from workers import Checkpoint, callbacks, fit
 from workers.common import buckets
@@ -34,10 +34,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[ThreadedJob]:
         yield cluster
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[ThreadedJob]:
-    with ThreadedJob(workers=2, servers=2, bigarray_bound=30) as cluster:
-        yield cluster
+pair = shared_job(workers=2, servers=2, bigarray_bound=30)
 
 
 @pytest.fixture

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from singa import network
-from threaded import ThreadedJob
+from threaded import ThreadedJob, shared_job
 from torch import nn
 
 import kvstore as kv
@@ -23,10 +23,7 @@ from workers import DiLoCo, DistOpt, DistributedOptimizer, PartialSync, Periodic
 SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
 
 
-@pytest.fixture(scope="module")
-def three() -> Iterator[ThreadedJob]:
-    with ThreadedJob(workers=3, servers=1) as cluster:
-        yield cluster
+three = shared_job(workers=3, servers=1)
 
 
 @pytest.fixture(autouse=True)

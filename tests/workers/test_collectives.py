@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from odd_tensors import odd_tensors
-from threaded import ThreadedJob
+from threaded import ThreadedJob, shared_job
 from torch import nn
 
 import kvstore as kv
@@ -22,10 +22,7 @@ from workers.common.tensors import fingerprint
 # ---- broadcasts: every bit of the root's, whoever that is; optimizers' states of every kind
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[ThreadedJob]:
-    with ThreadedJob(workers=2, servers=2) as cluster:
-        yield cluster
+cluster = shared_job(workers=2, servers=2)
 
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.complex64, torch.uint8]
@@ -328,10 +325,7 @@ def test_other_optimizers_are_told(cluster: ThreadedJob) -> None:
 RunAll = Callable[[Callable[[Reducer, int], Any]], list[Any]]
 
 
-@pytest.fixture(scope="module")
-def three() -> Iterator[ThreadedJob]:
-    with ThreadedJob(workers=3, servers=2, bigarray_bound=10) as cluster:
-        yield cluster
+three = shared_job(workers=3, servers=2, bigarray_bound=10)
 
 
 @pytest.fixture

@@ -95,9 +95,17 @@ class Archive:
         if checkpoint.batch:
             self._position.require()
         there = self._there()
-        failed = not self._tried(
-            checkpoint, lambda: self._write(checkpoint, there, batches, samples, metric, evaluated)
-        )
+
+        def write() -> None:
+            # Old files go first: a save that is cut short must not leave new states beside old weights.
+            checkpoint.begin(self._rank)
+            if self._keeps_states:
+                self._keeps_states = checkpoint.save_states(self._trainer, self._rank)
+            self._write_own(checkpoint, batches, samples, metric, evaluated)
+            if self._rank == there[0]:
+                self._write_shared(checkpoint, there)
+
+        failed = not self._tried(checkpoint, write)
         failed, left = self._failed_anywhere(failed, bool(checkpoint.batch))
         leads = self._rank == left[0]
         if leads and not failed and left != there:  # a worker was lost meanwhile, perhaps the one that wrote for all
@@ -137,23 +145,6 @@ class Archive:
             return bool(count), self._there()
         return failed, self._there()
 
-    def _write(
-        self,
-        checkpoint: Checkpoint,
-        there: list[int],
-        batches: int,
-        samples: int,
-        metric: EvalMetric,
-        evaluated: bool,
-    ) -> None:
-        # Old files go first: a save that is cut short must not leave new states beside old weights.
-        checkpoint.begin(self._rank)
-        if self._keeps_states:
-            self._keeps_states = checkpoint.save_states(self._trainer, self._rank)
-        self._write_own(checkpoint, self._about(checkpoint), batches, samples, metric, evaluated)
-        if self._rank == there[0]:
-            self._write_shared(checkpoint, there)
-
     def _write_shared(self, checkpoint: Checkpoint, there: list[int]) -> None:
         """Write what is the same on all workers."""
         trainer, model = self._trainer, self._copies.models[0]
@@ -177,7 +168,7 @@ class Archive:
     def note_evaluation(self, checkpoint: Checkpoint, metric: EvalMetric) -> None:
         """Write this worker's own state again, after the evaluation: a run that goes on need not make it again."""
         try:
-            self._write_own(checkpoint, self._about(checkpoint), 0, 0, metric, True)
+            self._write_own(checkpoint, 0, 0, metric, True)
         except OSError as exc:
             log.warning(
                 "%s: %s: what it was before the evaluation stays, which a resumed run makes again",
@@ -193,16 +184,10 @@ class Archive:
         }
 
     def _write_own(
-        self,
-        checkpoint: Checkpoint,
-        about: Mapping[str, Any],
-        batches: int,
-        samples: int,
-        metric: EvalMetric,
-        evaluated: bool,
+        self, checkpoint: Checkpoint, batches: int, samples: int, metric: EvalMetric, evaluated: bool
     ) -> None:
         tensors, own = self.own(batches, samples, metric)
-        own = {**about, **own, "evaluated": evaluated}
+        own = {**self._about(checkpoint), **own, "evaluated": evaluated}
         if isinstance(self._trainer, DiLoCoTrainer):
             weights, own["diloco"] = self._trainer.save_own(checkpoint, self._rank)
             tensors |= weights

@@ -12,7 +12,6 @@ import logging
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -30,7 +29,7 @@ from workers.common.stores import updates_each_push
 from workers.common.tensors import has_parts, overwrite
 from workers.reducer import Reducer
 from workers.trainer.outside_writes import OutsideWrites
-from workers.trainer.overlap import overlapping
+from workers.trainer.overlap import Overlap, overlapping
 from workers.trainer.parameters import Key, Parameter, clear
 from workers.trainer.rates import TrainerRates
 
@@ -234,22 +233,20 @@ class GradientSync:
             self._tables.rates = rates.apply
             self._take_up(rates.trained)
             self._sparse.refresh(self._sparse.make(rates.tables))
-        self._writes = None if rates is None else OutsideWrites(params, frozen, _advice(store))
-        if self._writes is not None:
-            store.watch_pulls(self._writes.pulled)
-        self._new_overlap = partial(
-            overlapping,
-            params,
-            store,
-            rates,
-            wanted=overlap,
-            share_weights=share_weights,
-            share_gradients=share_gradients,
-            forward=forward,
-            frozen=frozen,  # this very set, which ``thaw`` changes
-            writes=self._writes,
-            handed=handed,
-        )
+        writes = self._writes = None if rates is None else OutsideWrites(params, frozen, _advice(store))
+        if writes is not None:
+            store.watch_pulls(writes.pulled)
+        updates = rates is not None
+
+        def new_overlap() -> Overlap | None:  # of ``frozen`` as it is then; without ``self``, which would keep itself
+            buckets = overlapping(
+                params, store, frozen, overlap, updates=updates, share_gradients=share_gradients, forward=forward
+            )
+            if buckets is None:
+                return None
+            return Overlap(params, buckets, store, rates, share_weights, bool(overlap), forward, frozen, writes, handed)
+
+        self._new_overlap = new_overlap
         self._renew = False
         self._overlap = self._new_overlap()
         self._note(self._sparse.positions)

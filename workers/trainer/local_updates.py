@@ -1,7 +1,11 @@
-"""Updates of a trainer's parameters in this process: whole ones, and rows where gradients are sparse."""
+"""What a trainer keeps in this process where workers have the weights: updates of them, and what is handed over.
+
+Updates are of whole parameters, and of rows where gradients are sparse.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,14 +13,23 @@ from typing import Any
 
 import torch
 
-from kvstore import NotFinite
+from kvstore import NotFinite, UsageError
 from kvstore.optim import states_file
 from kvstore.optim.hyperparameters import finite
 from kvstore.optim.optimizer import Optimizer, require_shapes
 from kvstore.optim.states import StateTensors
 from kvstore.optim.updater import RowHyperparameters, RowUpdater, Updater, refusals
+from kvstore.spec import shorten
 from kvstore.values import all_finite, spec_of, summed_in
-from workers.trainer.parameters import Key, Parameter
+from workers.common.hand_over import take_values, values_state
+from workers.common.sparse_gradients import table_key
+from workers.common.tensors import has_parts
+from workers.trainer.gradient_sync import GradientSync
+from workers.trainer.parameters import Key, Parameter, not_trained, require_order
+from workers.trainer.peers import Likeness
+from workers.trainer.rates import TrainerRates
+
+log = logging.getLogger(__name__)
 
 STEP = "step"
 
@@ -182,3 +195,95 @@ class LocalUpdates:
         states_file.require_optimizer(name, self._updaters[0].optimizer.rule, path)
         states_file.require_keys(loaded, {param.key: spec_of(param.tensors[0]) for param in self._params}, path)
         self.load(loaded)
+
+
+def require_states(
+    params: Sequence[Parameter], keys: Collection[Key], order: Sequence[Any] | None, path: str | os.PathLike[str]
+) -> None:
+    """Raise ``UsageError`` unless the states of ``keys`` in the file ``path`` can be those of ``params``.
+
+    ``order``: of the parameters that had no names when it was written; None if it is known to be the same.
+    """
+    if not keys:
+        return
+
+    def alike(one: Key, other: Key) -> bool:
+        pairs = (one, other), (table_key(one), table_key(other))
+        return all(states_file.alike(path, *pair) for pair in pairs)
+
+    if order is not None:
+        try:
+            require_order(order, params, alike, path)
+        except (LookupError, TypeError, ValueError) as exc:
+            raise UsageError(f"{path} is damaged: what it says of parameters: {exc}") from None
+    new = [param.key for param in params if not {param.key, table_key(param.key)} & set(keys)]
+    if new:
+        log.warning("%s has no states of %s: what there is of them stays, nothing in a new Trainer", path, shorten(new))
+
+
+class TrainerWeights:
+    """What a worker that comes back takes over; see ``HandOver``.
+
+    Where servers update, they have the weights and states, and another worker gives what is not trained. Else it gives
+    everything.
+
+    Args:
+        params, sync, local, rates, likeness: the trainer's; ``local`` is None where servers update.
+        frozen: the positions of parameters that are not trained, now and later.
+        buffers: those that the trainer knows, by name, for each device.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[Parameter],
+        frozen: Collection[int],
+        buffers: Sequence[Mapping[str, torch.Tensor]],
+        rates: TrainerRates,
+        likeness: Likeness,
+        sync: GradientSync,
+        local: LocalUpdates | None,
+    ) -> None:
+        self._params, self._frozen, self._buffers = params, frozen, buffers
+        self._rates, self._likeness, self._sync, self._local = rates, likeness, sync, local
+
+    def state(self) -> dict[str, Any]:
+        """Return what there is between two steps."""
+        values = {"values": values_state(self._here()[0])}
+        if self._local is None:
+            return values
+        return values | {
+            "rates": self._rates.save(),
+            "likeness": self._likeness.state(),
+            "tables": self._sync.tables,
+            "states": [[*which, state] for which, state in self._local.states().items()],
+        }
+
+    def take_over(self, state: Mapping[str, Any]) -> None:
+        if self._local is None:
+            self._sync.thaw(self._rates.trained)
+            self._sync.pull()
+            self._take(state["values"])
+            self._likeness.say()
+            return
+        rates = self._rates.read(state["rates"], "what another worker has handed over")
+        self._take(state["values"])
+        self._sync.thaw(rates.trained)
+        self._sync.make_tables(state["tables"])
+        self._local.load({(key, name): value for key, name, value in state["states"]})
+        self._rates.take(rates)
+        self._likeness.take_over(state["likeness"])
+
+    def buffers(self) -> list[torch.Tensor]:
+        return [buffer for buffers in self._buffers for buffer in buffers.values()]
+
+    def _take(self, values: Any) -> None:
+        for mine in self._here():
+            take_values(mine, values)
+
+    def _here(self) -> list[dict[str, torch.Tensor]]:
+        """Return, for each device, what only workers have, by name."""
+        positions = self._frozen if self._local is None else range(len(self._params))
+        return [
+            {name: tensor for name, tensor in each.items() if has_parts(tensor)}
+            for each in not_trained(self._params, positions, self._buffers)
+        ]

@@ -65,7 +65,6 @@ class Overlap(BackwardPushes):
         params: Sequence[Parameter],
         buckets: Sequence[range],
         store: KVStore,
-        *,
         rates: TrainerRates | None,
         share: bool,
         asked: bool,
@@ -263,24 +262,21 @@ class Overlap(BackwardPushes):
 def overlapping(
     params: Sequence[Parameter],
     store: KVStore,
-    rates: TrainerRates | None,
-    *,
+    frozen: Collection[int],
     wanted: bool | None,
-    share_weights: bool,
+    *,
+    updates: bool,
     share_gradients: bool,
     forward: nn.Module | None,
-    frozen: Collection[int] = (),
-    writes: OutsideWrites | None = None,
-    handed: HandOver | None = None,
-) -> Overlap | None:
-    """Return the ``Overlap`` that pushes the gradients of ``params`` during backward, or None."""
+) -> list[range] | None:
+    """Return the buckets in which an ``Overlap`` pushes the gradients of ``params``; None if there is to be none."""
     firsts = [param.tensors[0] for param in params]
     one_device = len(params[0].tensors) == 1
     dist = store.type.startswith("dist") and one_device
     if wanted and not one_device:
         raise UsageError("overlap=True needs a store, and one device per process")
     if forward is not None:
-        require_waiting(forward, firsts, updates_there=dist and rates is not None)
+        require_waiting(forward, firsts, updates_there=dist and updates)
         if wanted is False or share_gradients:
             raise UsageError("wait_in_forward works neither with overlap=False nor with share_gradients=True")
     # Modules wait for whole buckets, so these are small with ``forward``.
@@ -288,17 +284,4 @@ def overlapping(
     buckets = divide(sizes, small=forward is not None)
     if not one_device or (len(buckets) == 1 and forward is None):
         return None
-    if not (dist and all(first.is_leaf for first in firsts) if wanted is None else wanted):
-        return None
-    return Overlap(
-        params,
-        buckets,
-        store,
-        rates=rates,
-        share=share_weights,
-        asked=bool(wanted),
-        forward=forward,
-        frozen=frozen,
-        writes=writes,
-        handed=handed,
-    )
+    return buckets if (dist and all(first.is_leaf for first in firsts) if wanted is None else wanted) else None

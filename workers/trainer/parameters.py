@@ -7,6 +7,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from types import GeneratorType
 from typing import Any, TypeAlias
 
@@ -225,6 +226,20 @@ def _numbers(value: Any) -> Any:
 def clear(tensor: torch.Tensor, set_to_none: bool) -> None:
     """Drop the gradient of ``tensor``, or set it to zero."""
     tensor.grad = None if set_to_none or tensor.grad is None else tensor.grad.detach().zero_()
+
+
+def not_trained(
+    params: Sequence[Parameter], frozen: Iterable[int], buffers: Sequence[Mapping[str, torch.Tensor]]
+) -> list[dict[str, torch.Tensor]]:
+    """Return, for each device, the parameters at the positions ``frozen`` and these ``buffers``, by name."""
+    found = [
+        {f"{params[position].key}": params[position].tensors[device] for position in frozen}
+        for device in range(len(params[0].tensors))
+    ]
+    return [
+        mine | {f"buffer {name}": buffer for name, buffer in theirs.items()}
+        for mine, theirs in zip_longest(found, buffers, fillvalue=dict[str, torch.Tensor]())
+    ]
 
 
 def stale(params: Sequence[Parameter]) -> list[int]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +16,27 @@ from kvstore import KVStore, Unsupported, UsageError
 from kvstore.errors import warn_renamed
 from kvstore.optim import states_file
 from kvstore.optim.optimizer import describe
-from kvstore.spec import shorten
 from workers.common.checks import at_least, on_off_auto
-from workers.common.hand_over import HandOver, take_values, values_state
+from workers.common.hand_over import HandOver
 from workers.common.row_steps import row_steps
-from workers.common.sparse_gradients import table_key
 from workers.common.stores import join_refusal, open_store
-from workers.common.tensors import has_parts
 from workers.common.torch_internals import note_step
 from workers.trainer.arrivals import require_waiting, unshare_for_state_dict
 from workers.trainer.gradient_sync import GradientSync, decide, give_first, require_free
-from workers.trainer.local_updates import LocalUpdates
+from workers.trainer.local_updates import LocalUpdates, TrainerWeights, require_states
 from workers.trainer.parameters import (
-    Key,
     Parameter,
     buffers_beside,
     clear,
     collect,
     grouped,
     modules_beside,
+    not_trained,
     order_of,
-    require_order,
     stale,
 )
 from workers.trainer.peers import Likeness, Peers, SummedGradients, clip
 from workers.trainer.rates import TrainerOptimizer, TrainerRates, param_groups, rates_given, settings
-
-log = logging.getLogger(__name__)
 
 
 class Trainer:
@@ -163,7 +155,6 @@ class Trainer:
             self._store.set_gradient_compression(compression_params)
         options, schedule, begun = settings(collected, optimizer_params or {})
         described = describe(optimizer, options)
-        # In files of states: of this very trainer the order of parameters is known, whatever their values are now.
         self._token = secrets.token_hex(8)
         self._local: LocalUpdates | None = None
         self._where: LocalUpdates | KVStore
@@ -211,7 +202,8 @@ class Trainer:
                 frozen=self._frozen,
                 handed=self._handed,
             )
-            give_first(self._store, self._not_trained(buffers), wanted=not self._handed.waits)
+            others = not_trained(self._params, self._frozen, buffers)
+            give_first(self._store, others, wanted=not self._handed.waits)
 
         if self._tables is not None:
             self._tables.begin(self.has_gradients)
@@ -224,10 +216,13 @@ class Trainer:
         self._likeness = Likeness(self._store, self._params, self._frozen)
         # After the store's own join a worker keeps weights from before the others' last rounds.
         self.joining = None if self._store is None else self._store.reserve_join(_join_advice(self._local is None))
-        self._buffers = buffers
-        if self._handed is not None:
+        if self._handed is not None and self._sync is not None:
+            # Kept: ``HandOver`` holds its methods weakly.
+            self._weights = mine = TrainerWeights(
+                self._params, self._frozen, buffers, self._rates, self._likeness, self._sync, self._local
+            )
             tensors = [tensor for param in self._params for tensor in param.tensors]
-            self._handed.attach(f"{self._params[0].key}", self._state, self._take_over, tensors, self._every_buffer)
+            self._handed.attach(f"{self._params[0].key}", mine.state, mine.take_over, tensors, mine.buffers)
 
     def step(self, batch_size: int | None = None, ignore_stale_grad: bool = False) -> None:
         """Make one step: sum the gradients of all devices and workers, and update all parameters.
@@ -532,7 +527,10 @@ class Trainer:
         rates = None if note is None else self._rates.read(note, str(path))
         if is_here and (self._local is not None or self._store is None or self._store.rank == 0):
             known = self._trained(() if rates is None else rates.trained)
-            self._compare(known, states_file.read_keys(path), {} if rates is None else rates.more, path)
+            # Of this trainer itself the order of parameters is known, whatever their values are now.
+            more = {} if rates is None else rates.more
+            order = None if more.get("trainer") == self._token else more.get("unnamed", ())
+            require_states(known, states_file.read_keys(path), order, path)
         if rates is not None and self._sync is not None:
             self._sync.thaw(rates.trained)
             self._sync.make_tables(rates.tables)
@@ -567,58 +565,6 @@ class Trainer:
                 grad.zero_()
         self._handed.begin_step()
 
-    def _state(self) -> dict[str, Any]:
-        """Return what a worker that comes back takes over, between two steps."""
-        if self._local is None:
-            return {"values": values_state(self._not_on_servers()[0])}
-        states = self._local.states()
-        return {
-            "rates": self._rates.save(),
-            "likeness": self._likeness.state(),
-            "tables": [] if self._sync is None else self._sync.tables,
-            "states": [[*which, state] for which, state in states.items()],
-            "values": values_state(self._everything(0)),
-        }
-
-    def _take_over(self, state: Mapping[str, Any]) -> None:
-        if self._local is None:
-            self._take_from_servers(state)
-            return
-        rates = self._rates.read(state["rates"], "what another worker has handed over")
-        for device in range(len(self._params[0].tensors)):
-            take_values(self._everything(device), state["values"])
-        if self._sync is not None:
-            self._sync.thaw(rates.trained)
-            self._sync.make_tables(state["tables"])
-        self._local.load({(key, name): value for key, name, value in state["states"]})
-        self._rates.take(rates)
-        self._likeness.take_over(state["likeness"])
-
-    def _take_from_servers(self, state: Mapping[str, Any]) -> None:
-        """Take over the weights, which the servers have, and of another worker what they do not have."""
-        if self._sync is not None:
-            self._sync.thaw(self._rates.trained)
-            self._sync.pull()
-        for values in self._not_on_servers():
-            take_values(values, state["values"])
-        self._likeness.say()
-
-    def _not_on_servers(self) -> list[dict[str, torch.Tensor]]:
-        return [
-            {name: tensor for name, tensor in of_device.items() if has_parts(tensor)}
-            for of_device in self._not_trained(self._buffers)
-        ]
-
-    def _every_buffer(self) -> list[torch.Tensor]:
-        return [buffer for buffers in self._buffers for buffer in buffers.values()]
-
-    def _everything(self, device: int) -> dict[str, torch.Tensor]:
-        """Return all parameters of a device, and the buffers that are known."""
-        buffers = self._buffers[device] if device < len(self._buffers) else {}
-        return {f"{param.key}": param.tensors[device] for param in self._params} | {
-            f"buffer {name}": buffer for name, buffer in buffers.items()
-        }
-
     def _updated(self) -> None:
         self._rates.num_update += 1
         if self._publish_every and self._store is not None and self._rates.num_update % self._publish_every == 0:
@@ -645,27 +591,6 @@ class Trainer:
         out = self._frozen.difference(more)
         return [param for position, param in enumerate(self._params) if position not in out]
 
-    def _compare(
-        self, params: list[Parameter], keys: list[Key], note: Mapping[str, Any], path: str | os.PathLike[str]
-    ) -> None:
-        if not keys:
-            return
-
-        def alike(one: Key, other: Key) -> bool:
-            pairs = (one, other), (table_key(one), table_key(other))
-            return all(states_file.alike(path, *pair) for pair in pairs)
-
-        if note.get("trainer") != self._token:  # of this trainer itself the order is known
-            try:
-                require_order(note.get("unnamed", ()), params, alike, path)
-            except (LookupError, TypeError, ValueError) as exc:
-                raise UsageError(f"{path} is damaged: what it says of parameters: {exc}") from None
-        new = [param.key for param in params if not {param.key, table_key(param.key)} & set(keys)]
-        if new:
-            log.warning(
-                "%s has no states of %s: what there is of them stays, nothing in a new Trainer", path, shorten(new)
-            )
-
     def _thaw(self) -> None:
         """Train the frozen parameters that require a gradient now."""
         new = [position for position in sorted(self._frozen) if self._params[position].trains]
@@ -678,17 +603,6 @@ class Trainer:
         else:
             self._sync.thaw(new)
             self._sync.meet(new)
-
-    def _not_trained(self, buffers: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
-        """Return, for each device, the frozen parameters and these ``buffers``, by name."""
-        found = [
-            {f"{self._params[position].key}": self._params[position].tensors[device] for position in self._frozen}
-            for device in range(len(self._params[0].tensors))
-        ]
-        return [
-            mine | {f"buffer {name}": buffer for name, buffer in theirs.items()}
-            for mine, theirs in zip_longest(found, buffers, fillvalue=dict[str, torch.Tensor]())
-        ]
 
     def _between_steps(self, what: str) -> None:
         if self._sync is not None:

@@ -2,26 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from small_jobs import BOUND
-from threaded import ThreadedJob
+from threaded import shared_job
 
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[ThreadedJob]:
-    with ThreadedJob(workers=2, servers=2, bigarray_bound=BOUND) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[ThreadedJob]:
-    with ThreadedJob(workers=3, servers=3, bigarray_bound=BOUND) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def alone() -> Iterator[ThreadedJob]:
-    with ThreadedJob(workers=1, servers=1) as cluster:
-        yield cluster
+cluster = shared_job(workers=2, servers=2, bigarray_bound=BOUND)
+three = shared_job(workers=3, servers=3, bigarray_bound=BOUND)
+alone = shared_job(workers=1, servers=1)

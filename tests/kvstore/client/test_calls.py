@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from foreign import lent, parameter, plain, read_only, strided, strided_tensor, swapped, tensor
 from placed import entries_for
 from threaded import ThreadedJob
 
@@ -32,54 +33,6 @@ def job(request: pytest.FixtureRequest) -> Iterator[ThreadedJob]:
         where = Path(name) if request.param == "sockets" else None
         with ThreadedJob(2, 2, bigarray_bound=100, piece_bytes=256, directory=where) as made:
             yield made
-
-
-def plain(array: np.ndarray[Any, Any]) -> Any:
-    return array.copy()
-
-
-def tensor(array: np.ndarray[Any, Any]) -> Any:
-    return torch.from_numpy(array.copy())
-
-
-def parameter(array: np.ndarray[Any, Any]) -> Any:
-    made = tensor(array)
-    return torch.nn.Parameter(made, requires_grad=made.is_floating_point())
-
-
-def strided(array: np.ndarray[Any, Any]) -> Any:
-    return np.stack([array, array], axis=-1)[..., 1]
-
-
-def strided_tensor(array: np.ndarray[Any, Any]) -> Any:
-    return torch.from_numpy(np.stack([array, array], axis=-1))[..., 1]
-
-
-def read_only(array: np.ndarray[Any, Any]) -> Any:
-    made = array.copy()
-    made.flags.writeable = False
-    return made
-
-
-class Lent:
-    """An array that has DLPack, and nothing else."""
-
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
-        self.array = array
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.array.__dlpack__(**options)
-
-    def __dlpack_device__(self) -> Any:
-        return self.array.__dlpack_device__()
-
-
-def lent(array: np.ndarray[Any, Any]) -> Any:
-    return Lent(array.copy())
-
-
-def swapped(array: np.ndarray[Any, Any]) -> Any:
-    return array.astype(array.dtype.newbyteorder())
 
 
 Make = Callable[[np.ndarray[Any, Any]], Any]

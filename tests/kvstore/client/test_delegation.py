@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,13 @@ import pytest
 import torch
 from played_session import AGGREGATOR, SCHEDULER, PlayedSession
 from simulation.job import SimulatedJob
-from threaded import ThreadedJob
+from threaded import ThreadedJob, shared_job
 
 from kvstore import wire
 from kvstore.client import DistStore
 from kvstore.client.compression import Compressing, Delegated
 from kvstore.codecs import Compressor, decode, parse
+from kvstore.codecs.compressor import EncodedSum
 from kvstore.codecs.options import described, travelling
 from kvstore.devices import CannotLend, HostMemory, Lent
 from kvstore.errors import Mismatch, UsageError
@@ -25,7 +25,7 @@ from kvstore.optim import states_file
 from kvstore.rule import Rule
 from kvstore.spec import Key
 from kvstore.values import from_buffer, to_buffer
-from servers.aggregator.encoding import EncodedSum, Encoding
+from servers.aggregator.encoding import Encoding
 
 ARRAYS = {"w": torch.zeros(5), "cut": torch.zeros(3, 4), "counts": torch.zeros(2, dtype=torch.int64)}
 ASYNC = Rule("async")
@@ -375,12 +375,7 @@ def test_workers_encode_for_an_aggregator_that_is_lost_whenever_that_is(kind: st
 SIZES = {"a": 3000, "b": 7, "c": 500}
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[ThreadedJob]:
-    with ThreadedJob(
-        workers=3, servers=2, aggregators=1, bigarray_bound=1000, piece_bytes=4096, device_sum="host"
-    ) as cluster:
-        yield cluster
+cluster = shared_job(workers=3, servers=2, aggregators=1, bigarray_bound=1000, piece_bytes=4096, device_sum="host")
 
 
 def gradients(rank: int, number: int) -> list[torch.Tensor]:

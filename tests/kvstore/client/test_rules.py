@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from every_worker import every_worker_of
-from threaded import ThreadedJob
+from threaded import ThreadedJob, shared_job
 from waiting import LONG
 
 import kvstore as kv
@@ -193,10 +193,7 @@ BAD = [float("nan"), float("inf"), -float("inf")]
 Work = Callable[[kv.KVStore], Any]
 
 
-@pytest.fixture(scope="module")
-def job() -> Iterator[ThreadedJob]:
-    with ThreadedJob(2, 2, bigarray_bound=30) as job:
-        yield job
+job = shared_job(2, 2, bigarray_bound=30)
 
 
 @pytest.fixture(params=["local", "device", "dist_sync", "dist_async"])

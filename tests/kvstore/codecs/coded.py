@@ -9,6 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from kvstore.codecs import Compression, Encoded, decode, parse
+from kvstore.codecs.described import codec
 
 OPTIONS: list[dict[str, object]] = [
     {"type": "fp16"},
@@ -50,6 +51,10 @@ def arrays(draw: st.DrawFn, special: bool = True) -> torch.Tensor:
 def whole(compression: Compression, encoded: Encoded) -> torch.Tensor:
     """What one server makes of all of it."""
     return decode(compression, encoded.payload(0, encoded.size), encoded.size)
+
+
+def write(compression: Compression, payload: torch.Tensor, out: torch.Tensor, *, add: bool) -> None:
+    codec(compression).check(payload, out.numel()).write(out, add)
 
 
 def in_parts(compression: Compression, encoded: Encoded, cuts: Sequence[int]) -> torch.Tensor:

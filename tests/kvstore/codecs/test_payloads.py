@@ -12,14 +12,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from coded import COMPRESSIONS, NAMES, arrays, in_parts, same_bits, whole
+from coded import COMPRESSIONS, NAMES, arrays, in_parts, same_bits, whole, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore import wire
-from kvstore.codecs import CLOSE, Compression, Compressor, add, assign, check_payload, codec, decode, names, parse
+from kvstore.codecs import CLOSE, Compression, Compressor, codec, decode, names, parse
 from kvstore.codecs.codec import Memo, Noise, extremes, native, scratch
 from kvstore.codecs.described import check_payloads
+from kvstore.codecs.described import codec as codec_of
 from kvstore.codecs.options import described, travelling
 from kvstore.errors import UnknownName, UsageError, WireError
 from kvstore.placement import split
@@ -33,7 +34,7 @@ from kvstore.values import to_buffer
 def test_a_payload_is_spread_over_arrays(compression: Compression, sizes: Sequence[int]) -> None:
     count = sum(sizes)
     encoded = Compressor(compression).encode("w", torch.randn(count + 3, generator=torch.Generator().manual_seed(5)))
-    way = check_payload(compression, encoded.payload(3, count + 3), count)
+    way = codec_of(compression).check(encoded.payload(3, count + 3), count)
     expected = torch.empty(count)
     way.write(expected, False)
     targets = [torch.full((size,), 7.0) for size in sizes]
@@ -71,7 +72,7 @@ def test_every_single_cut_of_a_small_key(compression: Compression) -> None:
     edges = range(0, encoded.size, 13)
     target = torch.ones(encoded.size)
     for start, stop in itertools.pairwise([*edges, encoded.size]):
-        add(compression, encoded.payload(start, stop), target[start:stop])
+        write(compression, encoded.payload(start, stop), target[start:stop], add=True)
     assert same_bits(target, expected + 1)
 
 
@@ -83,8 +84,8 @@ def test_payloads_lie_anywhere_in_a_message(compression: Compression) -> None:
         message = torch.zeros(payload.numel() + shift, dtype=torch.uint8)
         message[shift:] = payload
         here, there = torch.zeros(1493), torch.zeros(1493)
-        add(compression, payload, here)
-        add(compression, message[shift:], there)
+        write(compression, payload, here, add=True)
+        write(compression, message[shift:], there, add=True)
         assert same_bits(here, there)
 
 
@@ -237,9 +238,9 @@ def test_any_length_goes(compression: Compression, size: int) -> None:
     payload = encoded.payload(0, size)
     assert payload.dtype == torch.uint8
     out = torch.full((size,), 2.0)
-    add(compression, payload, out)
+    write(compression, payload, out, add=True)
     assert torch.equal(out, decode(compression, payload, size) + 2.0)
-    assign(compression, payload, out)
+    write(compression, payload, out, add=False)
     assert same_bits(out, decode(compression, payload, size))
     assert encoded.payload(size, size).numel() == 0
     assert decode(compression, encoded.payload(size // 2, size // 2), 0).shape == (0,)
@@ -253,10 +254,10 @@ def payload_of(*parts: tuple[list[float], torch.dtype]) -> torch.Tensor:
 
 
 def try_both(compression: Compression, payload: torch.Tensor, count: int) -> None:
-    for way in (assign, add):
+    for add in (False, True):
         target = torch.full((count,), 3.0)
         try:
-            way(compression, payload, target)
+            write(compression, payload, target, add=add)
         except WireError:
             assert bool((target == 3.0).all())
 

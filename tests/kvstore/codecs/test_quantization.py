@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from coded import arrays, in_parts, whole
+from coded import arrays, in_parts, whole, write
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.codecs import Compressor, add, decode, parse, quantization
+from kvstore.codecs import Compressor, decode, parse, quantization
 from kvstore.codecs import selection as choosing
 from kvstore.codecs.codec import Memo, Noise
 from kvstore.codecs.quantization import Plane, PlaneCodec
@@ -193,7 +193,7 @@ class Job:
         for worker, grad in zip(self.workers, grads, strict=True):
             encoded = worker.encode("w", grad)
             for start, stop in split(encoded.size, 2):
-                add(self.compression, encoded.payload(start, stop), total[start:stop])
+                write(self.compression, encoded.payload(start, stop), total[start:stop], add=True)
         self.value += RATE * total
         return self.value.view(self.shape).numpy().copy()
 

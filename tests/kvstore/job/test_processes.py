@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import open_files
 import pytest
 from proc import state
 from waiting import LONG, until
@@ -146,14 +147,10 @@ def test_it_can_lead_a_session() -> None:
 
 def test_it_has_the_limit_that_this_process_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "given_files", None)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    try:
+    with open_files.at_most(256):
         processes.allow_many_files()
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 256
         assert show()["limit"] == 256
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_the_keeper_is_told_before_it_runs() -> None:

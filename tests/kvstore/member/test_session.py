@@ -30,7 +30,7 @@ from kvstore.ticket import Operation
 from kvstore.transport import Transport
 from kvstore.transport.sockets.socket_transport import TcpTransport
 from kvstore.wire.guests import MOST_VALUES
-from servers.processes import run_server
+from servers.processes import run_member
 from servers.scheduler_process import run_scheduler
 
 
@@ -481,7 +481,7 @@ def test_joining_without_a_scheduler_ends_at_the_deadline(role: str, monkeypatch
     config = Config(role, "inproc://scheduler", 1, 1, timeout_s=0.05)
     joins: dict[str, Callable[[], Any]] = {
         "worker": lambda: Session(config, network.transport).join(),
-        "server": lambda: run_server(config, network.transport, "inproc://server-0"),
+        "server": lambda: run_member(config, network.transport, "inproc://server-0"),
     }
     with pytest.raises(DeadlineExceeded, match="the scheduler does not answer") as info:
         joins[role]()

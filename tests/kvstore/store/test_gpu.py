@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from threaded import ThreadedJob
+from threaded import ThreadedJob, shared_job
 
 import kvstore as kv
 from kvstore.client import DistStore
@@ -23,10 +22,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 GPU = "cuda:0"
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[ThreadedJob]:
-    with ThreadedJob(workers=2, servers=2, bigarray_bound=100) as cluster:
-        yield cluster
+cluster = shared_job(workers=2, servers=2, bigarray_bound=100)
 
 
 def summing_on(store: kv.KVStore) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from foreign import Foreign, lent, parameter, plain, read_only, strided, strided_tensor, swapped, tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,33 +55,8 @@ def numbers(spec: Spec, seed: int) -> np.ndarray[Any, Any]:
     return np.frombuffer(np.random.default_rng(seed).bytes(spec.nbytes), spec.dtype).reshape(spec.shape)
 
 
-class Interchanged:
-    """Something that has DLPack, and nothing else."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.tensor.__dlpack__(**options)
-
-    def __dlpack_device__(self) -> Any:
-        return self.tensor.__dlpack_device__()
-
-
-class Lent:
-    """An array that has DLPack, and nothing else; of version 0 if ``old``."""
-
-    def __init__(self, array: np.ndarray[Any, Any], old: bool = False) -> None:
-        self.array = array
-        self.old = old
-
-    def __dlpack__(self, **options: Any) -> Any:
-        if self.old and options:
-            raise TypeError("no options here")
-        return self.array.__dlpack__(**options)
-
-    def __dlpack_device__(self) -> Any:
-        return self.array.__dlpack_device__()
+class Interchanged(Foreign):
+    """Another class of that kind."""
 
 
 class Named(np.ndarray[Any, Any]):
@@ -90,55 +66,20 @@ class Named(np.ndarray[Any, Any]):
         raise AssertionError("not to be asked")
 
 
-def plain(array: np.ndarray[Any, Any]) -> Any:
-    return array.copy()
-
-
-def read_only(array: np.ndarray[Any, Any]) -> Any:
-    made = array.copy()
-    made.flags.writeable = False
-    return made
-
-
-def strided(array: np.ndarray[Any, Any]) -> Any:
-    return np.stack([array, array], axis=-1)[..., 1]
-
-
 def backwards(array: np.ndarray[Any, Any]) -> Any:
     return array[::-1].copy()[::-1] if array.ndim else array.copy()
-
-
-def swapped(array: np.ndarray[Any, Any]) -> Any:
-    return array.astype(array.dtype.newbyteorder())
-
-
-def tensor(array: np.ndarray[Any, Any]) -> Any:
-    return torch.from_numpy(array.copy())
-
-
-def strided_tensor(array: np.ndarray[Any, Any]) -> Any:
-    return torch.from_numpy(np.stack([array, array], axis=-1))[..., 1]
-
-
-def parameter(array: np.ndarray[Any, Any]) -> Any:
-    made = tensor(array)
-    return torch.nn.Parameter(made, requires_grad=made.is_floating_point())
 
 
 def interchanged(array: np.ndarray[Any, Any]) -> Any:
     return Interchanged(tensor(array))
 
 
-def lent(array: np.ndarray[Any, Any]) -> Any:
-    return Lent(array.copy())
-
-
 def lent_read_only(array: np.ndarray[Any, Any]) -> Any:
-    return Lent(read_only(array))
+    return Foreign(read_only(array))
 
 
 def lent_of_old(array: np.ndarray[Any, Any]) -> Any:
-    return Lent(array.copy(), old=True)
+    return Foreign(array.copy(), old=True)
 
 
 def named(array: np.ndarray[Any, Any]) -> Any:
@@ -308,11 +249,11 @@ def test_a_numpy_array_that_has_moved_is_written_where_it_is_then_or_not_at_all(
 
 def test_what_was_lent_by_others_is_kept_until_it_is_written() -> None:
     layout = layout_of([Spec((2,), "float32")] * 20)
-    outs = [Lent(np.zeros(2, np.float32)) for _ in range(20)]
+    outs = [Foreign(np.zeros(2, np.float32)) for _ in range(20)]
     found = outputs_of(outs, layout)
     assert found is not None
-    kept = outs[7].array
-    outs[7].array = np.zeros(2, np.float32)
+    kept = outs[7].tensor
+    outs[7].tensor = np.zeros(2, np.float32)
     addresses = found.at(np.array([7]))
     assert addresses is not None
     scatter(np.array([1, 2], np.float32).data.cast("B"), addresses, np.array([8]))
@@ -322,7 +263,7 @@ def test_what_was_lent_by_others_is_kept_until_it_is_written() -> None:
 def test_what_is_on_a_device_is_not_read_before_the_device_has_written_it() -> None:
     asked: list[dict[str, Any]] = []
 
-    class OnDevice(Lent):
+    class OnDevice(Foreign):
         __cuda_array_interface__ = None  # as cupy's arrays, and others that may be CUDA's
 
         def __dlpack__(self, **options: Any) -> Any:

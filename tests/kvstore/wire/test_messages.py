@@ -17,9 +17,9 @@ from kvstore.spec import MAX_DIMS, MAX_ELEMENTS, MAX_KEY_CHARS, MAX_SEGMENTS
 from kvstore.table import Capacity, MinCount, Table
 from kvstore.wire import fields as f
 from kvstore.wire.coding import MAX_HEADER, MESSAGES
-from kvstore.wire.fields import unpacked
+from kvstore.wire.fields import same_length, unpacked
 from kvstore.wire.guests import ALIGN, NOT_HELD, READS, aligned
-from kvstore.wire.message import require_known, same_length
+from kvstore.wire.message import require_known
 
 # ---- the checks of fields: what each lets pass, and what it says of what it does not
 

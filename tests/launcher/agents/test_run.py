@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import open_files
 import pytest
 import screen
 from agent_doubles import Wire
@@ -385,16 +386,12 @@ def test_one_too_many_and_strangers_do_no_harm(capfd: pytest.CaptureFixture[str]
 def test_strangers_may_keep_many_connections_and_programs_have_the_limit_that_we_were_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     monkeypatch.setattr(processes, "given_files", None)
     monkeypatch.chdir(tmp_path)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+    with open_files.at_most(300) as hard:
         manager = 'ulimit -S -n >limit; for i in 0 1; do PMI_RANK=$i sh -c "$AGENT" & done; wait'
         assert launch(1, manager) == 0
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, processes.MAX_FILES), hard)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert (tmp_path / "limit").read_text() == "300\n"
 
 

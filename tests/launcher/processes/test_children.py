@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import resource
 import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import open_files
 import pytest
 from agent_doubles import Heard
 from waiting import until
@@ -441,23 +441,16 @@ def test_servers_that_do_not_exist_yet_end_by_the_signal_for_all(guard: Guard) -
 # ---- machine
 
 
-@pytest.fixture
-def limit() -> Iterator[int]:
-    """At most 200 open files."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
-    yield 200
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 def printed(code: str, **options: object) -> str:
     return subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 
-def test_more_files_than_are_allowed_is_an_error_that_says_how_many_would_do(limit: int) -> None:
-    require_files(136)
-    with pytest.raises(LaunchError, match=r"needs 201 open files, but 200 are allowed; raise that: ulimit -n 201"):
-        require_files(137)
+def test_more_files_than_are_allowed_is_an_error_that_says_how_many_would_do() -> None:
+    what = r"needs 201 open files, but 200 are allowed; raise that: ulimit -n 201"
+    with open_files.at_most(200):
+        require_files(136)
+        with pytest.raises(LaunchError, match=what):
+            require_files(137)
 
 
 def test_a_standard_stream_that_is_closed_is_opened() -> None:

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from kvstore import wire
 from kvstore.codecs import Compression, Compressor, parse
+from kvstore.codecs.compressor import EncodedSum
 from kvstore.codecs.described import check_payloads
 from kvstore.codecs.options import described, travelling
 from kvstore.errors import UnknownName, UsageError, WireError
 from kvstore.optim.states import SegmentState, pack_states, unpack_states
 from kvstore.values import to_buffer
-from servers.aggregator.encoding import EncodedSum, Encoding
+from servers.aggregator.encoding import Encoding
 
 HERE = [compression for compression in COMPRESSIONS if compression.type != "powersgd"]  # needs whole matrices
 IDS = [name for name in NAMES if not name.startswith("powersgd")]

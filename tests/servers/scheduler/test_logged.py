@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from asking import Door, sent
-from rendezvous import LIMIT, Member
+from rendezvous import LIMIT, Member, logged
 
 from kvstore import wire
 from kvstore.errors import KVStoreError
@@ -34,13 +34,6 @@ WORKERS, SERVERS, FAREWELL_S = 3, 1, 2.0
 KINDS = ("open", "close", "declare", "ready", "barrier", "pause", "leave")
 
 
-def logged(records: list[Record], door: Door | None = None) -> tuple[LoggedScheduler, Scheduler]:
-    """A scheduler that logs into a list."""
-    links = FormerLinks(door or Door())
-    scheduler = Scheduler(WORKERS, SERVERS, LIMIT, FAREWELL_S, links)
-    return LoggedScheduler(scheduler, links, records.append), scheduler
-
-
 @dataclass
 class Talk:
     """What members say to a scheduler, as the dice fall, and what they hear."""
@@ -50,7 +43,7 @@ class Talk:
     now: float = 1000.0
 
     def __post_init__(self) -> None:
-        self.logged, self.scheduler = logged(self.records)
+        self.logged, self.scheduler = logged(self.records, FAREWELL_S)
         self.members = [Member("worker", 100 + rank, rank) for rank in range(WORKERS)]
         self.members += [Member("server", 200, 0)]
         self.asked: dict[bytes, dict[int, wire.Request]] = {member.peer: {} for member in self.members}
@@ -162,7 +155,7 @@ def test_a_replay_of_any_prefix_goes_on_as_the_first_scheduler(seed: int) -> Non
     for _ in range(9):
         for _ in range(talk.dice.randint(1, 12)):
             talk.go_on()
-        again, _ = logged([])
+        again, _ = logged([], FAREWELL_S)
         again.replay(copy.deepcopy(talk.records), talk.now)
         assert heard(again, talk) == heard(copy.deepcopy(talk.scheduler), talk)
 
@@ -188,7 +181,7 @@ class Small:
     def __init__(self, door: Door | None = None) -> None:
         self.records: list[Record] = []
         self.now = 1000.0
-        self.logged, self.scheduler = logged(self.records, door)
+        self.logged, self.scheduler = logged(self.records, FAREWELL_S, door=door)
         self.workers = [Member("worker", 100 + rank, rank) for rank in range(WORKERS)]
         self.server = Member("server", 200, 0)
         members = (*self.workers, self.server)
@@ -206,7 +199,7 @@ class Small:
         records = list(self.records)
         self.now += after_s
         self.records.clear()
-        self.logged, self.scheduler = logged(self.records)
+        self.logged, self.scheduler = logged(self.records, FAREWELL_S)
         self.logged.replay(records, self.now)
         self.records[:0] = records
 

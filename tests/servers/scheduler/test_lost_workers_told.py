@@ -5,17 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from asking import Door, sent, text_of
-from rendezvous import LIMIT, Job, Member, Sparing
+from asking import sent, text_of
+from rendezvous import LIMIT, Job, Member, Sparing, joined, logged
 
 from kvstore import wire
-from servers.scheduler import Scheduler
 from servers.scheduler.departures import Departures
 from servers.scheduler.logged import (
     Came,
-    FormerLinks,
     LiveRecords,
-    LoggedScheduler,
     Record,
     RecordPacker,
     beginning,
@@ -249,28 +246,17 @@ def test_join_ends_without_it() -> None:
 # ---- a successor
 
 
-def logged(records: list[Record], least: int = 1) -> tuple[LoggedScheduler, Scheduler]:
-    links = FormerLinks(Door())
-    scheduler = Scheduler(3, 1, LIMIT, 0.0, links, min_workers=least)
-    return LoggedScheduler(scheduler, links, records.append), scheduler
-
-
 def test_a_successor_knows_of_a_loss_by_report_and_by_silence() -> None:
     records: list[Record] = []
-    first, scheduler = logged(records)
-    workers, server = [Member("worker", 100 + n, n) for n in range(3)], Member("server", 20, 0)
-    for member in (*workers, server):
-        first.handle(member.peer, sent(member.join()), 1.0)
-    for member in (*workers, server):
-        member.incarnation = member.seq = 1
-        first.handle(member.beats, sent(wire.Beat(member.node)), 1.0)
+    first, scheduler = logged(records, least=1)
+    workers, server = joined(first)
     first.handle(b"launcher", sent(wire.Lost("worker", 2, "was killed")), 2.0)
     for now in (4.0, 8.0, 10.9, 11.5):
         for member in (workers[0], server):
             first.handle(member.beats, sent(wire.Beat(member.node)), now)
         first.tick(now)
     assert scheduler.lost_workers == {1, 2}
-    again, successor = logged([])
+    again, successor = logged([], least=1)
     again.replay(records, 20.0)
     assert successor.lost_workers == {1, 2}
     barrier = workers[0].barrier()

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 from asking import Door, sent, text_of
-from rendezvous import LIMIT, Member, Sparing
+from rendezvous import LIMIT, Member, Sparing, joined, logged
 
 from kvstore import wire
-from servers.scheduler import Scheduler
-from servers.scheduler.logged import FormerLinks, LoggedScheduler, Record
+from servers.scheduler.logged import Record
 
 
 def enter(member: Member, store: int = 0, first: int = 7) -> wire.Enter:
@@ -527,29 +526,18 @@ def test_where_all_that_were_in_are_lost_the_job_fails_by_name() -> None:
 # ---- a successor of the scheduler
 
 
-def logged(records: list[Record], workers: int = 3) -> tuple[LoggedScheduler, Scheduler]:
-    links = FormerLinks(Door())
-    scheduler = Scheduler(workers, 1, LIMIT, 0.0, links, min_workers=1)
-    return LoggedScheduler(scheduler, links, records.append), scheduler
-
-
 @pytest.mark.parametrize("when", range(6))
 def test_a_successor_goes_on_at_any_place(when: int) -> None:
     records: list[Record] = []
-    logs, scheduler = logged(records)
-    workers, server = [Member("worker", 100 + n, n) for n in range(3)], Member("server", 20, 0)
-    for member in (*workers, server):
-        logs.handle(member.peer, sent(member.join()), 1.0)
-    for member in (*workers, server):
-        member.incarnation = member.seq = 1
-        logs.handle(member.beats, sent(wire.Beat(member.node)), 1.0)
+    logs, scheduler = logged(records, least=1)
+    workers, _ = joined(logs)
     again = workers[2].again()
     heard: list[Any] = []
 
     def say(member: Member, message: wire.Message) -> None:
         heard.extend(said for _, said in logs.handle(member.peer, sent(message), 2.0))
 
-    def joined() -> None:
+    def joins() -> None:
         say(again, again.join())
         again.incarnation, again.seq = 2, 1
 
@@ -561,14 +549,14 @@ def test_a_successor_goes_on_at_any_place(when: int) -> None:
 
     steps: list[Callable[[], None]] = [
         lambda: say(Member("launcher", 1, 0), wire.Lost("worker", 2, "was killed", 1, False)),
-        joined,
+        joins,
         enters,
         lambda: say(workers[0], admitted(workers[0], again)),
         lambda: None,
     ]
     for number, step in enumerate(steps):
         if number == when:
-            logs, scheduler = logged([])
+            logs, scheduler = logged([], least=1)
             logs.replay(records, 20.0)
             for member in workers[:2]:
                 logs.handle(member.beats, sent(wire.Beat(member.node)), 20.0)

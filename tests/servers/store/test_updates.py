@@ -17,8 +17,8 @@ from kvstore.transport.memory import Heap
 from kvstore.wire.guests import NOT_HELD
 from servers.reading.desk import ValueRead
 from servers.saving import Saver
-from servers.store.array_updates import LEAST_BYTES, MOST_BYTES, ROUNDS, HandOver, interval
 from servers.store.bucket import Bucket
+from servers.store.recording import LEAST_BYTES, MOST_BYTES, ROUNDS, HandOver, interval
 from servers.store.rounds import Rounds
 from servers.store.target import HeldSegments
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from recorded import Recorded
-from threaded import ThreadedJob
+from threaded import ThreadedJob, shared_job
 from torch import nn
 
 import kvstore as kv
@@ -24,10 +24,7 @@ from workers import Trainer
 STEPS = 6
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[ThreadedJob]:
-    with ThreadedJob(workers=2, servers=2) as cluster:
-        yield cluster
+cluster = shared_job(workers=2, servers=2)
 
 
 class Recommender(nn.Module):

@@ -16,6 +16,10 @@ from torch import nn
 import kvstore as kv
 import workers
 
+EITHER = pytest.mark.parametrize(
+    "kind", [workers.Embedding, partial(workers.EmbeddingBag, mode="sum")], ids=["embedding", "bags"]
+)
+
 
 def ids_of(step: int, *shape: int, most: int = 40) -> torch.Tensor:
     return torch.randint(0, most, shape, generator=torch.Generator().manual_seed(step))
@@ -214,18 +218,19 @@ def test_gradients_add_up_under_no_sync() -> None:
     assert [call for call in store.calls if call[0] == "push"][-2:] == [("push", {"t": 1}, {}), ("push", {"t": 0}, {})]
 
 
-def test_a_backward_pass_that_fails_leaves_nothing_behind() -> None:
+@EITHER
+def test_a_backward_pass_that_fails_leaves_nothing_behind(kind: Any) -> None:
     def fail(_: Any) -> None:
         raise RuntimeError("out of memory")
 
     store = Recorded()
-    first, second = (workers.Embedding(5, 2, store=store, key=key) for key in ("a", "b"))
-    output = first([1])
+    first, second = (kind(5, 2, store=store, key=key) for key in ("a", "b"))
+    output = first([[1]])
     output.register_hook(fail)
     with pytest.raises(RuntimeError, match="out of memory"):
-        (output.sum() + second([2]).sum()).backward()  # the second is later in forward, and earlier in backward
+        (output.sum() + second([[2]]).sum()).backward()  # the second is later in forward, and earlier in backward
     assert store.names() == ["pull", "pull"]
-    first([3]).sum().backward()
+    first([[3]]).sum().backward()
     assert store.calls[-1] == ("push", {"a": 1, "b": 0}, {})
 
 
@@ -253,24 +258,9 @@ def test_bags_push_as_embeddings_do() -> None:
         assert not first([[1]]).requires_grad
 
 
-def test_bags_in_a_backward_pass_that_fails() -> None:
-    def fail(_: Any) -> None:
-        raise RuntimeError("out of memory")
-
+@EITHER
+def test_a_checkpointed_part_of_a_model(kind: Any) -> None:
     store = Recorded()
-    first, second = (workers.EmbeddingBag(5, 2, store=store, key=key, mode="sum") for key in "ab")
-    output = first([[1]])
-    output.register_hook(fail)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        (output.sum() + second([[2]]).sum()).backward()
-    first([[3]]).sum().backward()
-    assert store.names() == ["pull", "pull", "pull", "push"]
-
-
-@pytest.mark.parametrize("bags", [False, True])
-def test_a_checkpointed_part_of_a_model(bags: bool) -> None:
-    store = Recorded()
-    kind: Any = partial(workers.EmbeddingBag, mode="sum") if bags else workers.Embedding
     module = kind(5, 2, store=store, key="t", init="zeros")
     factor = torch.ones(2, requires_grad=True)
 
@@ -320,10 +310,9 @@ FREEZE: dict[str, Callable[[nn.Module], object]] = {
 
 
 @pytest.mark.parametrize("way", FREEZE)
-@pytest.mark.parametrize("bags", [False, True])
-def test_a_frozen_table_is_read_and_not_pushed(way: str, bags: bool) -> None:
+@EITHER
+def test_a_frozen_table_is_read_and_not_pushed(way: str, kind: Any) -> None:
     store = Recorded(learning_rate=1.0)
-    kind: Any = partial(workers.EmbeddingBag, mode="sum") if bags else workers.Embedding
     model = nn.Sequential(kind(5, 2, store=store, key="t", init="zeros"), nn.Linear(2, 1))
     FREEZE[way](model)
     model.train()

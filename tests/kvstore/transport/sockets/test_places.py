@@ -102,6 +102,12 @@ def test_a_place_that_cannot_be_resolved(
         new().bind(endpoint)
 
 
+def require_reached(name: str, listener: TcpTransport, other: TcpTransport) -> None:
+    port = listener.bind("tcp://127.0.0.1:0").rpartition(":")[2]
+    other.send(other.connect(f"tcp://{name}:{port}"), [b"hello"])
+    assert hear(listener) == [b"hello"]
+
+
 def test_a_name_that_is_not_known_yet_is_looked_up_again(
     new: Callable[..., TcpTransport], monkeypatch: pytest.MonkeyPatch
 ):
@@ -117,10 +123,7 @@ def test_a_name_that_is_not_known_yet_is_looked_up_again(
         return real("127.0.0.1", *args, flags=flags, **kwargs)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    listener, other = new(), new()
-    port = listener.bind("tcp://127.0.0.1:0").rpartition(":")[2]
-    other.send(other.connect(f"tcp://node-7.example:{port}"), [b"hello"])
-    assert hear(listener) == [b"hello"]
+    require_reached("node-7.example", new(), new())
     assert len(tries) == 3
 
 
@@ -135,10 +138,7 @@ def test_each_address_of_a_name_is_tried(new: Callable[..., TcpTransport], monke
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, port)) for ip in ("127.0.0.9", "127.0.0.1")]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    listener, other = new(), new()
-    port = listener.bind("tcp://127.0.0.1:0").rpartition(":")[2]
-    other.send(other.connect(f"tcp://two.example:{port}"), [b"hello"])
-    assert hear(listener) == [b"hello"]
+    require_reached("two.example", new(), new())
 
 
 def test_closing_does_not_wait_for_a_name_to_be_resolved(
