@@ -60,10 +60,9 @@ class SharedCopy(CopyMemory):
         self.held, self.changed, self.sums, self.flats = {}, {}, {}, {}
         self._memory = memory
         self._places = _layout(arrays)[0]
-        self._ranges = {key: each.ranges for key, each in arrays.items()}
         self._logs: dict[Key, Array] = {}  # of each piece: the version that the logged changes follow, and their number
         for (key, each), at in zip(arrays.items(), self._places.values(), strict=True):
-            count = len(each.ranges)
+            count = len(at.ranges)
             self.held[key] = _view(memory, at.held, np.int64, count)
             self.changed[key] = _view(memory, at.changed, np.int64, count)
             self.sums[key] = _view(memory, at.sums, np.uint64, count)
@@ -102,7 +101,7 @@ class SharedCopy(CopyMemory):
     def _log_of(self, key: Key, place: int) -> tuple[int, int]:
         """Return where the log of a piece begins, and its room."""
         size = self.flats[key].itemsize
-        first, end = (size * element // LOG for element in self._ranges[key][place])
+        first, end = (size * element // LOG for element in self._places[key].ranges[place])
         return self._places[key].log + padded(first, 8), end - padded(first, 8)
 
     def _put(self, at: int, values: Array) -> None:
@@ -237,6 +236,7 @@ def _view(memory: mmap.mmap, start: int, dtype: Any, count: int) -> Array:
 class _Places(NamedTuple):
     """Where what belongs to an array begins; ``log``: the changes of its pieces."""
 
+    ranges: list[tuple[int, int]]  # of its pieces
     held: int
     changed: int
     sums: int
@@ -247,16 +247,17 @@ class _Places(NamedTuple):
 
 def _layout(arrays: Mapping[Key, Published]) -> tuple[dict[Key, _Places], int, int]:
     """Return where all is, where logs begin, and the length of the file."""
+    ranges = [each.ranges for each in arrays.values()]
     sizes = [
         nbytes
-        for each in arrays.values()
-        for nbytes in (*[8 * len(each.ranges)] * 3, 16 * len(each.ranges), each.size * ITEMSIZE[each.dtype])
+        for each, pieces in zip(arrays.values(), ranges, strict=True)
+        for nbytes in (*[8 * len(pieces)] * 3, 16 * len(pieces), each.size * ITEMSIZE[each.dtype])
     ]
     sizes += [each.size * ITEMSIZE[each.dtype] // LOG for each in arrays.values()]
     *starts, end = accumulate((padded(nbytes, 64) for nbytes in sizes), initial=8 * HEAD + LABEL)
     columns, logs = iter(starts), starts[5 * len(arrays) :]
     places = [
-        _Places(held, changed, sums, counts, flat, log)
-        for held, changed, sums, counts, flat, log in zip(*[columns] * 5, logs, strict=False)
+        _Places(pieces, held, changed, sums, counts, flat, log)
+        for pieces, held, changed, sums, counts, flat, log in zip(ranges, *[columns] * 5, logs, strict=False)
     ]
     return dict(zip(arrays, places, strict=True)), (logs or [end])[0], end
