@@ -16,7 +16,7 @@ bytes, at 10 % 0.63; the entropy is 1.01 and 0.59.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -110,12 +110,18 @@ def decode_changes(buffers: Sequence[Buffer], dtype: np.dtype[Any], size: int) -
     return positions, values
 
 
-def apply_changes(buffers: Sequence[Buffer], out: Array, before: int | None = None) -> tuple[Array | None, Array, int]:
+def apply_changes(
+    buffers: Sequence[Buffer],
+    out: Array,
+    before: int | None = None,
+    fill: Callable[[Array], object] | None = None,
+) -> tuple[Array | None, Array, int]:
     """Write the values of changes to ``out``, 1-d, of the bits of the elements.
 
     Args:
         buffers: see ``decode_changes``.
         before: the ``checksum`` of ``out``, if it is known. Then not all of it is read where few elements change.
+        fill: writes values of all elements to ``out``.
 
     Returns:
         What ``decode_changes`` does, and the checksum of ``out`` as it is now.
@@ -125,13 +131,17 @@ def apply_changes(buffers: Sequence[Buffer], out: Array, before: int | None = No
     """
     positions, values = decode_changes(buffers, out.dtype, len(out))
     if positions is None:
-        out[:] = values
-    elif before is not None:
+        total = checksum(values)  # first: then the processor's cache has them
+        if fill is None:
+            out[:] = values
+        else:
+            fill(values)
+        return positions, values, total
+    if before is not None:
         total = (before + checksum_change(positions, out[positions], values)) % 2**64
         out[positions] = values
         return positions, values, total
-    else:
-        out[positions] = values
+    out[positions] = values
     return positions, values, checksum(out)
 
 

@@ -343,6 +343,11 @@ class Follower:
                     raise DeadlineExceeded(f"version {copy.memory.number} is not whole in time: {copy.lacking()}")
                 self._session.pause(LEAST_PAUSE_S)
                 copy.memory.beat()
+        # All is here. A server that did not know would keep this version beside newer ones, and look for changes since.
+        memory = copy.memory
+        has = {"ids": [], "lineage": memory.lineage, "held": [memory.number], "want": 0}
+        for server in copy.servers:
+            self._session.tell(server, wire.ReadVersion, {"store": self._store, **has})
 
     def _follow(self, copy: PublishedCopy) -> list[str] | None:
         """Have the version of the copy in the arrays; return the names of what changed, None if it was there."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
@@ -46,7 +47,7 @@ class Published(NamedTuple):
 
 HEAD = 8  # numbers, see below
 LABEL = 1024  # bytes: 256 characters
-LINEAGE, NUMBER, LABEL_LENGTH, BEAT, WRITER, MADE = range(6)
+LINEAGE, NUMBER, LABEL_LENGTH, BEAT, WRITER, MADE, LOGS = range(7)
 
 
 class CopyMemory:
@@ -90,6 +91,17 @@ class CopyMemory:
         self.head[LABEL_LENGTH] = len(data)
         self.head[LINEAGE], self.head[NUMBER] = lineage, number
 
+    def fill(self, key: Key, start: int, values: Array) -> None:
+        """Write ``values`` from element ``start`` on, where nothing has been written yet."""
+        bits_of(self.flats[key][start : start + len(values)])[:] = values
+
+    def log(self, key: Key, place: int, since: int, positions: Array | None, values: Array) -> None:
+        """Let others know what has made a piece of version ``since`` into what it is; None: all of it may differ."""
+
+    def logged(self, key: Key, place: int, since: int) -> tuple[Array, Array] | None:
+        """Return positions and values that make a piece of version ``since`` into what it is, if somebody knows."""
+        return None  # who fetches knows
+
     def beat(self) -> None:
         """Show others that this process goes on, though it has not yet done with the copy."""
         self.head[BEAT] += 1
@@ -115,6 +127,7 @@ class PublishedArray:
 
     def __init__(self, key: Key, published: Published, memory: CopyMemory) -> None:
         self.key, self.dtype, self.ranges = key, published.dtype, published.ranges
+        self._memory = memory
         self.flat, self.sums = memory.flats[key], memory.sums[key]
         self.held, self.changed = memory.held[key], memory.changed[key]
         self._written = np.full(len(self.ranges), -1, np.int64)  # ``changed``, when the program's array was written
@@ -134,12 +147,15 @@ class PublishedArray:
             raise WireError(f"a piece of key {self.key!r} is {dtype}, and it was published as {self.dtype}")
         before, self.held[place] = self.held[place], 0  # while it is written
         if buffers:
-            piece = _bits(self.flat[start:stop])
-            positions, values, total = apply_changes(buffers, piece, int(self.sums[place]) if before else None)
+            piece = bits_of(self.flat[start:stop])
+            known = int(self.sums[place]) if before else None
+            fill = None if before else partial(self._memory.fill, self.key, start)
+            positions, values, total = apply_changes(buffers, piece, known, fill)
             if total != told:
                 raise WireError(f"elements {start} to {stop} of key {self.key!r} are not those of version {number}")
             self.sums[place] = total
             self._note(place, positions, values)
+            self._memory.log(self.key, place, int(self.changed[place]), positions, values)
             self.changed[place] = self._reached[place] = number
         elif not before:
             raise WireError(f"no values of key {self.key!r}, of which this reader has none")
@@ -166,16 +182,23 @@ class PublishedArray:
         into = out.view(-1)
         for place in places:
             start, stop = self.ranges[place]
-            changes = self._changes[place]
-            if whole or changes is None or self._reached[place] != self.changed[place]:
+            changes = None if whole else self._known(place)
+            if changes is None:
                 into[start:stop].copy_(self.flat[start:stop])
                 continue
             for positions, values in changes:
                 if out.device.type == "cpu" and out.dtype == self.flat.dtype:
-                    _bits(into[start:stop])[positions] = values
+                    bits_of(into[start:stop])[positions] = values
                 else:
                     _copy_elements(positions, self.flat[start:stop], into[start:stop])
         return bool(places)
+
+    def _known(self, place: int) -> list[tuple[Array, Array]] | None:
+        """Return the changes that the program's array lacks; None if they are not known, or hardly shorter than all."""
+        if self._reached[place] == self.changed[place]:
+            return self._changes[place]
+        logged = self._memory.logged(self.key, place, int(self._written[place]))
+        return None if logged is None else [logged]
 
     def written(self) -> None:
         self._changes = [[] for _ in self.ranges]
@@ -187,7 +210,7 @@ class PublishedArray:
         self._changes = [None] * len(self.ranges)
 
 
-def _bits(values: torch.Tensor) -> Any:
+def bits_of(values: torch.Tensor) -> Any:
     """Return a view of the bits of ``values``, 1-d on the CPU, as unsigned integers; numpy has no bfloat16."""
     signed = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.itemsize]
     array = values.view(signed).numpy()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -161,6 +161,10 @@ class ReaderSession:
             self._client.give_up(operation)
             raise
         operation.wait()
+
+    def tell(self, server: int, kind: type[wire.Request], fields: Mapping[str, Any]) -> None:
+        """Ask a server something whose answer does not matter, and go on."""
+        self._client.tell(self._servers[server], kind, **fields)
 
     def deadline(self, timeout: float | None) -> float:
         """Return when a wait of ``timeout`` seconds, or of the usual length, is over."""

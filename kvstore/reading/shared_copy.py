@@ -1,5 +1,7 @@
 """A copy of what is published, in /dev/shm: the readers of one host fetch each version once, and hold it once.
 
+Beside it are the changes that were fetched last, so that the others need not read all of the copy for them.
+
 Two files have a name that says which arrays of which job are in them. Each reader has a lock on the first, so that
 readers that are killed leave nothing for long: who closes last removes both, and so does whoever sweeps
 (``presence.sweep``). The second has the copy. A reader locks it while it takes a version into its arrays, together with
@@ -20,14 +22,14 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from kvstore.codecs.changes import Array
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError
-from kvstore.reading.published_copy import BEAT, HEAD, LABEL, MADE, WRITER, CopyMemory, Published
+from kvstore.reading.published_copy import BEAT, HEAD, LABEL, LOGS, MADE, WRITER, CopyMemory, Published
 from kvstore.spec import ITEMSIZE, Key
 from kvstore.transport.shm.presence import available, disown_in_children, make_shared, own_file, remove_shared, room
 from kvstore.values import as_dtype
@@ -36,6 +38,8 @@ from kvstore.wire.coding import padded
 LEAST_BYTES = 1 << 20  # of a copy that is shared
 POLL_S = 0.002
 STALL_S = 5.0  # so long nothing happens before this reader goes on alone: another one is stopped
+
+LOG = 8  # of so many bytes of a piece, one is room for changes: beyond that, copying all of it takes as long
 
 _IS_MADE = 0x6B76636F70793031
 
@@ -52,15 +56,59 @@ class SharedCopy(CopyMemory):
         self._lock = lock
         self._seen, self._stalls_at = -1, 0.0  # the last beat, and until when there must be another one
         disown_in_children(self)
-        starts, _ = _layout(arrays)
         self.head = _view(memory, 0, np.int64, HEAD + LABEL // 8)
         self.held, self.changed, self.sums, self.flats = {}, {}, {}, {}
-        for (key, each), (held, changed, sums, flat) in zip(arrays.items(), starts, strict=True):
-            self.held[key] = _view(memory, held, np.int64, len(each.ranges))
-            self.changed[key] = _view(memory, changed, np.int64, len(each.ranges))
-            self.sums[key] = _view(memory, sums, np.uint64, len(each.ranges))
-            values = _view(memory, flat, np.uint8, each.size * ITEMSIZE[each.dtype])
+        self._memory = memory
+        self._places = _layout(arrays)[0]
+        self._logs: dict[Key, Array] = {}  # of each piece: the version that the logged changes follow, and their number
+        for (key, each), at in zip(arrays.items(), self._places.values(), strict=True):
+            count = len(at.ranges)
+            self.held[key] = _view(memory, at.held, np.int64, count)
+            self.changed[key] = _view(memory, at.changed, np.int64, count)
+            self.sums[key] = _view(memory, at.sums, np.uint64, count)
+            self._logs[key] = _view(memory, at.counts, np.int64, 2 * count).reshape(count, 2)
+            values = _view(memory, at.flat, np.uint8, each.size * ITEMSIZE[each.dtype])
             self.flats[key] = torch.from_numpy(values).view(as_dtype(each.dtype))
+
+    def fill(self, key: Key, start: int, values: Array) -> None:
+        """See ``CopyMemory``.
+
+        Through the mapping, each new page would cost a fault, and be cleared before it is written: 2.5 times as much.
+        """
+        self._put(self._places[key].flat + start * values.itemsize, values)
+
+    def log(self, key: Key, place: int, since: int, positions: Array | None, values: Array) -> None:
+        log = self._logs[key][place]
+        log[1] = 0
+        if positions is None or not self.head[LOGS]:
+            return
+        at, room = self._log_of(key, place)
+        if len(positions) * (4 + values.itemsize) <= room:
+            with suppress(OSError):  # /dev/shm is full; the others copy all of the piece
+                self._put(at, positions.astype(np.uint32))
+                self._put(at + 4 * len(positions), values)
+                log[:] = since, len(positions)
+
+    def logged(self, key: Key, place: int, since: int) -> tuple[Array, Array] | None:
+        before, count = self._logs[key][place].tolist()
+        if not count or before != since:
+            self.head[LOGS] = 1  # from now on somebody reads them
+            return None
+        at, _ = self._log_of(key, place)
+        positions = _view(self._memory, at, np.uint32, count).astype(np.int64)
+        return positions, _view(self._memory, at + 4 * count, f"u{self.flats[key].itemsize}", count)
+
+    def _log_of(self, key: Key, place: int) -> tuple[int, int]:
+        """Return where the log of a piece begins, and its room."""
+        size = self.flats[key].itemsize
+        first, end = (size * element // LOG for element in self._places[key].ranges[place])
+        return self._places[key].log + padded(first, 8), end - padded(first, 8)
+
+    def _put(self, at: int, values: Array) -> None:
+        data = values.data.cast("B")
+        while data:
+            written = os.pwrite(self._lock, data, at)
+            data, at = data[written:], at + written
 
     def close(self) -> None:
         self._leave()
@@ -118,8 +166,8 @@ def share(root: str, store: int, arrays: Mapping[Key, Published]) -> CopyMemory 
         root: the scheduler's address, with its key.
     """
     arrays = dict(sorted(arrays.items(), key=repr))  # all readers have them in the same order
-    _, nbytes = _layout(arrays)
-    if not available() or nbytes < LEAST_BYTES:
+    _, held, nbytes = _layout(arrays)
+    if not available() or held < LEAST_BYTES:
         return None
     digest = hashlib.sha256(repr((root, store, arrays)).encode()).hexdigest()[:16]
     name = f"kvstore-{os.getuid()}-readers-0-{digest}"
@@ -130,7 +178,7 @@ def share(root: str, store: int, arrays: Mapping[Key, Published]) -> CopyMemory 
     lock = -1
     try:
         lock = own_file(f"{name}.1")
-        if not _make(lock, nbytes):
+        if not _make(lock, held, nbytes):
             raise OSError(errno.EBUSY, "another reader makes it, and is stopped")
         mapped = own_file(f"{name}.1")  # a mapping keeps its file open: of ``lock`` that would keep the lock
         try:
@@ -147,8 +195,8 @@ def share(root: str, store: int, arrays: Mapping[Key, Published]) -> CopyMemory 
     return SharedCopy(name, in_use, lock, memory, arrays)
 
 
-def _make(lock: int, nbytes: int) -> bool:
-    """Have all memory of the file, once; return whether it is there in time. OSError: there is no room."""
+def _make(lock: int, held: int, nbytes: int) -> bool:
+    """Have the memory of the file but for logs, once; return whether it is there in time. OSError: no room."""
     until, size = time.monotonic() + STALL_S, 0
     made = _IS_MADE.to_bytes(8, sys.byteorder)
     while os.pread(lock, 8, 8 * MADE) != made:
@@ -162,9 +210,10 @@ def _make(lock: int, nbytes: int) -> bool:
             time.sleep(POLL_S)
             continue
         try:
-            if os.fstat(lock).st_size < nbytes and 2 * nbytes > room()[1]:  # what others send needs some, too
+            if os.fstat(lock).st_size < held and 2 * held > room()[1]:  # what others send needs some, too
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.posix_fallocate(lock, 0, nbytes)
+            os.posix_fallocate(lock, 0, held)
+            os.ftruncate(lock, nbytes)
             os.pwrite(lock, made, 8 * MADE)
         finally:
             fcntl.flock(lock, fcntl.LOCK_UN)
@@ -184,11 +233,31 @@ def _view(memory: mmap.mmap, start: int, dtype: Any, count: int) -> Array:
     return np.frombuffer(memory, dtype, count, start)
 
 
-def _layout(arrays: Mapping[Key, Published]) -> tuple[list[tuple[int, int, int, int]], int]:
-    """Return where ``held``, ``changed``, ``sums`` and the values of each array begin, and the length of the file."""
+class _Places(NamedTuple):
+    """Where what belongs to an array begins; ``log``: the changes of its pieces."""
+
+    ranges: list[tuple[int, int]]  # of its pieces
+    held: int
+    changed: int
+    sums: int
+    counts: int  # of logged changes
+    flat: int
+    log: int
+
+
+def _layout(arrays: Mapping[Key, Published]) -> tuple[dict[Key, _Places], int, int]:
+    """Return where all is, where logs begin, and the length of the file."""
+    ranges = [each.ranges for each in arrays.values()]
     sizes = [
-        nbytes for each in arrays.values() for nbytes in (*[8 * len(each.ranges)] * 3, each.size * ITEMSIZE[each.dtype])
+        nbytes
+        for each, pieces in zip(arrays.values(), ranges, strict=True)
+        for nbytes in (*[8 * len(pieces)] * 3, 16 * len(pieces), each.size * ITEMSIZE[each.dtype])
     ]
+    sizes += [each.size * ITEMSIZE[each.dtype] // LOG for each in arrays.values()]
     *starts, end = accumulate((padded(nbytes, 64) for nbytes in sizes), initial=8 * HEAD + LABEL)
-    columns = iter(starts)
-    return list(zip(*[columns] * 4, strict=False)), end
+    columns, logs = iter(starts), starts[5 * len(arrays) :]
+    places = [
+        _Places(pieces, held, changed, sums, counts, flat, log)
+        for pieces, held, changed, sums, counts, flat, log in zip(ranges, *[columns] * 5, logs, strict=False)
+    ]
+    return dict(zip(arrays, places, strict=True)), (logs or [end])[0], end

@@ -8,10 +8,11 @@ have a whole one. A standby makes a version when its primary has: only then has 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -33,6 +34,7 @@ from servers.store.tables.published_rows import PublishedRows
 from servers.store.target import AnyTarget
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+_Few: TypeAlias = tuple[Array, Array, Array]  # positions, and the bits there before and now
 
 BLOCK = 1 << 18  # elements at a time: what is rounded is compared while the cache has it
 
@@ -149,12 +151,13 @@ class PublishedValues:
         self._answers.clear()
         return changed
 
-    def changes(self, since: int | None, at: int) -> list[Buffer] | None:
+    def changes(self, since: int | None, at: int, few: Callable[[], _Few | None] | None = None) -> list[Buffer] | None:
         """Return what makes version ``since`` into version ``at``, see ``encode_changes``; None if ``at`` is gone.
 
         Args:
             since: what the reader has; None for nothing. A number that was not published stands for the one before it.
             at: the newest version, or the previous one.
+            few: ``few_replaced``, if that may be known.
         """
         if at not in (self.newest, self.previous):
             return None
@@ -171,34 +174,34 @@ class PublishedValues:
         if at != self.newest and known < reached:
             marks = self._with([(each, each.marks) for each in self._replaced], marks)
         oldest = min(known, reached)
-        few = self._few_replaced() if oldest == len(self._changes) - 2 and self._replaced_once else None
-        if few is not None:  # the last change alone: without a pass over the marks
-            answer = self._answers.get(at)
-            if answer is None:  # else another reader has had it
-                positions, before, after = few
-                answer = encode_changes(positions, bits, after if at == self.newest else before)
-                self._answers[at] = answer
-            return answer
+        if oldest == len(self._changes) - 2 and self._replaced_once:
+            if at in self._answers:  # another reader has had it
+                return self._answers[at]
+            replaced = (few or self.few_replaced)()
+            if replaced is not None:  # the last change alone: without a pass over the marks
+                positions, before, after = replaced
+                self._answers[at] = encode_changes(positions, bits, after if at == self.newest else before)
+                return self._answers[at]
         changed = marks > oldest
         if not may_be_shorter(int(np.count_nonzero(changed)), self.size, bits.itemsize):
             return encode_changes(None, bits)
         return encode_changes(np.flatnonzero(changed), bits)
 
-    def checksum(self, at: int) -> int | None:
-        """Return the checksum of the bytes of version ``at``; None if that is gone."""
+    def checksum(self, at: int, few: Callable[[], _Few | None] | None = None) -> int | None:
+        """Return the checksum of the bytes of version ``at``; None if that is gone. ``few``: see ``changes``."""
         if at not in (self.newest, self.previous):
             return None
         if at not in self._sums:
-            self._sums[at] = self._sum_by_the_other(at)
+            self._sums[at] = self._sum_by_the_other(at, few or self.few_replaced)
         return self._sums[at]
 
-    def _sum_by_the_other(self, at: int) -> int:
+    def _sum_by_the_other(self, at: int, few: Callable[[], _Few | None]) -> int:
         """Return the checksum of version ``at``: from that of the other one and what differs, if these are known."""
         other = self._sums.get((self.newest if at == self.previous else self.previous) or 0)
-        few = None if other is None else self._few_replaced()
-        if other is None or few is None:
+        replaced = None if other is None else few()
+        if other is None or replaced is None:
             return checksum(self._bits_at(at))
-        grown = checksum_change(*few)
+        grown = checksum_change(*replaced)
         return (other + (grown if at == self.newest else -grown)) % 2**64
 
     @property
@@ -206,7 +209,7 @@ class PublishedValues:
         """Whether one version alone has changed anything since ``previous``."""
         return self._changes_by(self.previous or 0) == len(self._changes) - 2
 
-    def _few_replaced(self) -> tuple[Array, Array, Array] | None:
+    def few_replaced(self) -> _Few | None:
         """Return where the newest version may differ from ``previous``, and the bits in both; None if that is much."""
         few = [
             (each.start + each.positions.astype(np.int64), each.bits, each.by)
@@ -293,11 +296,13 @@ class PublishedValues:
         """
         bits, marks = self._bits[start : start + len(new)], self._marks[start : start + len(new)]
         mark = len(self._changes)
-        differs = np.not_equal(bits, new, out=_scratch(torch.bool).numpy()[: len(new)])
-        count = int(np.count_nonzero(differs))
-        if count * (bits.itemsize + 5) >= len(bits) * (bits.itemsize + 1):  # all take less than some with positions
-            if self._make_canonical(new):
-                count = int(np.count_nonzero(np.not_equal(bits, new, out=differs)))
+        # From so many on, all elements take less than some with positions.
+        most = -(-len(bits) * (bits.itemsize + 1) // (bits.itemsize + 5))
+        positions = _differing(bits, new, most)
+        if positions is None:
+            self._make_canonical(new)
+            differs = np.not_equal(bits, new, out=_scratch(torch.bool).numpy()[: len(new)])
+            count = int(np.count_nonzero(differs))
             if count:
                 if start not in self._whole_blocks:
                     self._replaced.append(_Replaced(start, None, bits.copy(), marks.copy(), bits[:0]))
@@ -306,7 +311,6 @@ class PublishedValues:
                 # This mark is the highest. Where each second element differs, copyto(where=) takes ten times as long.
                 np.maximum(marks, differs.view(np.uint8) * np.uint8(mark), out=marks)
             return count
-        positions = np.flatnonzero(differs) if count else np.empty(0, np.int64)
         chosen = new.take(positions)
         if self._make_canonical(chosen):  # what is published is canonical, so each NaN that is not is among these
             really = chosen != bits.take(positions)
@@ -342,6 +346,26 @@ class PublishedValues:
         for (start, positions, *_), old in reversed(replaced):  # the oldest last
             before[start : start + BLOCK][slice(None) if positions is None else positions] = old
         return before
+
+
+def _differing(old: Array, new: Array, most: int) -> Array | None:
+    """Return where two blocks of bits differ, int64; None if at ``most`` positions or more.
+
+    Looking for a word of 8 bytes that differs takes as long as for an element that does, and there are fewer words.
+    """
+    each = 8 // old.itemsize
+    if len(old) % each or (old.ctypes.data | new.ctypes.data) % 8:
+        each = 1  # no whole words
+    ours, theirs = (old.view(np.uint64), new.view(np.uint64)) if each > 1 else (old, new)
+    differs = np.not_equal(ours, theirs, out=_scratch(torch.bool).numpy()[: len(ours)])
+    if np.count_nonzero(differs) >= most:
+        return None
+    positions: Array = np.flatnonzero(differs)
+    if each > 1:
+        within = np.flatnonzero(ours.take(positions).view(old.dtype) != theirs.take(positions).view(old.dtype))
+        shift = each.bit_length() - 1
+        positions = (positions.take(within >> shift) << shift) + (within & (each - 1))
+    return positions if len(positions) < most else None
 
 
 def _forget(marks: Array) -> None:
@@ -581,6 +605,7 @@ class Publishing:
         at = newest if newest is None or number >= newest else previous
         if newest is None or at is None or number < at or (at != newest and number >= values.until):
             return None
-        total = values.checksum(at)
-        changes = values.changes(min(held, newest) or None, at)
+        few = functools.cache(values.few_replaced)  # for both, and not for longer
+        total = values.checksum(at, few)
+        changes = values.changes(min(held, newest) or None, at, few)
         return None if total is None or changes is None else (total, changes)

@@ -19,13 +19,16 @@ from threaded import ThreadedJob
 from waiting import LONG
 
 from kvstore.client import DistStore
-from kvstore.errors import DeadlineExceeded, UsageError
+from kvstore.codecs.changes import checksum, encode_changes
+from kvstore.errors import DeadlineExceeded, UsageError, WireError
 from kvstore.reading import follower, shared_copy
 from kvstore.reading.held import ReadSegment
-from kvstore.reading.published_copy import NUMBER, CopyMemory, Published
+from kvstore.reading.published_copy import NUMBER, CopyMemory, Published, PublishedCopy
 from kvstore.reading.reader import Reader
 from kvstore.reading.shared_copy import SharedCopy, SharingStalled, share
 from kvstore.transport.shm import presence
+from kvstore.wire.versions import PIECE, VersionRead
+from servers.store.publishing import PublishedValues
 
 ARRAYS = {
     "b": Published(3, "float32", [ReadSegment(1, 0, 0, 3)]),
@@ -199,6 +202,64 @@ def test_without_room_or_where_the_file_is_somebody_elses_each_has_its_own(
     copy.close()
 
 
+ONE_PIECE = {"w": Published(PIECE, "bfloat16", [ReadSegment(0, 0, 0, PIECE)])}
+
+
+def test_who_has_not_fetched_a_version_reads_the_changes_alone(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetching, *others = (PublishedCopy(ONE_PIECE, shared(root, ONE_PIECE)) for _ in range(3))
+    arrays = [copy.arrays["w"] for copy in others]
+    outs = [torch.zeros(PIECE, dtype=torch.bfloat16), torch.zeros(PIECE)]  # one is converted
+    values = np.random.default_rng(0).integers(0x3C00, 0x3F80, PIECE).astype(np.uint16)
+
+    def fetch(number: int, positions: Any, error: int = 0) -> None:
+        if positions is not None:
+            values[positions] ^= 1
+        fetching.note(1 << 60, number, "")
+        (ask,) = fetching.asks()
+        parts = [bytes(part) for part in encode_changes(positions, values)]
+        lengths = [len(part) for part in parts]
+        sums = [checksum(values) + error]
+        fetching.take(ask, VersionRead(1, 1 << 60, number, "", ["bfloat16"], sums, [len(parts)], lengths, parts))
+
+    def written(whole: bool = False) -> list[bool]:
+        for array, out in zip(arrays, outs, strict=True):
+            assert array.write(out, whole)
+            array.written()
+        return [out.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16).tobytes() == want for out in outs]
+
+    where = np.arange(7, PIECE, 100)
+    want = values.tobytes()
+    fetch(1, None)
+    assert written(whole=True) == [True, True]
+    fetch(2, where)
+    want = values.tobytes()
+    assert written() == [True, True]  # nobody had read changes before
+    fetch(3, where[::2])
+    want = values.tobytes()
+    fetching.memory.flats["w"][0] *= 2.0
+    assert written() == [True, True]  # it was not read: nothing has changed there
+    fetching.memory.flats["w"][0] /= 2.0
+    for last, positions in enumerate((where, where + 1), 4):  # two versions for one
+        fetch(last, positions)
+    want = values.tobytes()
+    assert written() == [True, True]
+    fetch(6, np.arange(0, PIECE, 10))  # too many for the log
+    want = values.tobytes()
+    assert written() == [True, True]
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", lambda *_: os.close(-1))  # any OSError
+        fetch(7, where)
+    want = values.tobytes()
+    assert written() == [True, True]
+    with pytest.raises(WireError, match="not those of version 8"):
+        fetch(8, where, error=1)
+    fetch(8, None)
+    want = values.tobytes()
+    assert written() == [True, True]
+    for copy in (fetching, *others):
+        copy.memory.close()
+
+
 def sharing_reader(job: ThreadedJob) -> Reader:
     config = dataclasses.replace(job.config("reader"), shm=True)
     return Reader.of(config, "1", 0, LONG, job.ends(config))
@@ -215,6 +276,14 @@ def test_of_several_followers_one_fetches_each_version(monkeypatch: pytest.Monke
         return fetch(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(follower.PublishedCopy, "take", noted)
+    kept: list[int | None] = []
+    publish = PublishedValues.publish
+
+    def publish_noted(self: PublishedValues, values: torch.Tensor, version: int, keep: int | None = None) -> int:
+        kept.append(keep)
+        return publish(self, values, version, keep)
+
+    monkeypatch.setattr(PublishedValues, "publish", publish_noted)
 
     def free(_names: object) -> None:
         (path,) = (path for path in files() if path.suffix == ".1")
@@ -239,7 +308,10 @@ def test_of_several_followers_one_fetches_each_version(monkeypatch: pytest.Monke
                 for model, out in zip(models, outs, strict=True):
                     if model.version == number:
                         assert out.float().equal(values)
+                for reader in (first, second):
+                    reader.pull("w")  # each server has now heard what it said before
             assert len(fetched) == 6 * 2  # of each server once
+            assert set(kept) == {None}  # who has all of a version needs it no more, on any server
             # One that another holds up goes on alone.
             monkeypatch.setattr(shared_copy, "STALL_S", 0.05)
             values[0] += 1.0

@@ -221,6 +221,19 @@ def test_a_nan_is_published_with_the_same_bits_wherever_it_lies() -> None:
         assert set(out.tolist()) == {expected}
 
 
+@pytest.mark.parametrize(("size", "start"), [(2 * BLOCK, 0), (2 * BLOCK, 1), (BLOCK + 1002, 0), (BLOCK + 1001, 3)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int64", "uint8", "int32"])
+def test_changes_are_found_in_whole_words_and_where_there_are_none(size: int, start: int, dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    values = torch.zeros(start + size, dtype=getattr(torch, dtype))[start:]
+    model = Model(size, dtype, dtype)
+    model.publish(values, 1)
+    for version, count in enumerate((1, size // 100, size // 10, size // 3, size - 1), 2):
+        values[torch.from_numpy(rng.permutation(size)[:count])] += 1
+        model.publish(values, version)
+        model.check(version - 1, version)
+
+
 def test_numbers_of_versions_rise() -> None:
     published = PublishedValues(3, "float32", "float32")
     assert published.changes(None, 1) is None
