@@ -51,9 +51,13 @@ class SharingStalled(KVStoreError):
 class SharedCopy(CopyMemory):
     """See the module. ``share`` makes it."""
 
-    def __init__(self, name: str, in_use: int, lock: int, memory: mmap.mmap, arrays: Mapping[Key, Published]) -> None:
+    def __init__(
+        self, name: str, in_use: int, lock: int, file: int, memory: mmap.mmap, arrays: Mapping[Key, Published]
+    ) -> None:
         self._leave = weakref.finalize(self, _leave, name, in_use, lock)  # first: from here on nobody else does it
-        self._lock = lock
+        # Not by ``close``: of a file that is closed while another thread writes, the number may be another file's.
+        weakref.finalize(self, os.close, file)
+        self._lock, self._file = lock, file
         self._seen, self._stalls_at = -1, 0.0  # the last beat, and until when there must be another one
         disown_in_children(self)
         self.head = _view(memory, 0, np.int64, HEAD + LABEL // 8)
@@ -107,7 +111,7 @@ class SharedCopy(CopyMemory):
     def _put(self, at: int, values: Array) -> None:
         data = values.data.cast("B")
         while data:
-            written = os.pwrite(self._lock, data, at)
+            written = os.pwrite(self._file, data, at)
             data, at = data[written:], at + written
 
     def close(self) -> None:
@@ -180,19 +184,20 @@ def share(root: str, store: int, arrays: Mapping[Key, Published]) -> CopyMemory 
         lock = own_file(f"{name}.1")
         if not _make(lock, held, nbytes):
             raise OSError(errno.EBUSY, "another reader makes it, and is stopped")
-        mapped = own_file(f"{name}.1")  # a mapping keeps its file open: of ``lock`` that would keep the lock
+        file = own_file(f"{name}.1")  # a mapping keeps its file open: of ``lock`` that would keep the lock
         try:
-            if not os.path.sameopenfile(lock, mapped):
+            if not os.path.sameopenfile(lock, file):
                 raise OSError(errno.ESTALE, "somebody has removed it")
-            memory = mmap.mmap(mapped, nbytes)
-        finally:
-            os.close(mapped)
+            memory = mmap.mmap(file, nbytes)
+        except BaseException:
+            os.close(file)
+            raise
     except BaseException as exc:
         _leave(name, in_use, lock)
         if isinstance(exc, OSError):
             return None
         raise
-    return SharedCopy(name, in_use, lock, memory, arrays)
+    return SharedCopy(name, in_use, lock, file, memory, arrays)
 
 
 def _make(lock: int, held: int, nbytes: int) -> bool:
