@@ -313,6 +313,8 @@ def let_in(rule: Rule, kills: Sequence[tuple[int, float]], periods: int = 12, **
         params = {name: torch.nn.Parameter(torch.zeros(size)) for name, size in SIZES.items()}
         optimizer = torch.optim.SGD(params.values(), lr=1.0)
         outer = DiLoCo(params, optimizer, store, 2, "sgd", {"lr": 1.0}, weight="samples", **options)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=1.0)
+        store.attach("scheduler", scheduler, shared=True)
         start = job.starts[f"worker {store.rank}"]
         if outer.come_back() and outer.steps < 2 * periods:
             entered.add(start)
@@ -325,6 +327,8 @@ def let_in(rule: Rule, kills: Sequence[tuple[int, float]], periods: int = 12, **
             for param in params.values():
                 param.grad = torch.full_like(param, store.rank + 1)
             outer.step(samples=store.rank + 1)
+            scheduler.step()
+            assert scheduler.last_epoch == outer.steps
         outer.finish()
         return [param.tolist() for param in params.values()], outer.steps
 

@@ -1,7 +1,7 @@
-"""What a worker that comes back takes over from one that is in, where workers have the weights.
+"""What a worker that comes back takes over from one that is in: what the servers do not have.
 
-Between two steps, a worker that is in hands over its weights, the states of its optimizer and its buffers. The other
-one goes on with the same bits.
+Between two steps, a worker that is in hands over its buffers, and where workers have the weights also these and the
+states of its optimizer. The other one goes on with the same bits.
 """
 
 from __future__ import annotations
