@@ -94,7 +94,7 @@ def load_table(
         raise UsageError(f"row {padding} is that of the padding, which is zeros here, but not in what is loaded")
     if store.rank == 0:
         given = given.to(as_dtype(table.dtype)).cpu()
-        numbers = torch.arange(count, dtype=torch.int64, device="cpu") if ids is None else ids.cpu()
+        numbers = torch.arange(len(given), dtype=torch.int64, device="cpu") if ids is None else ids.cpu()
         others = _differ(numbers, given, table_state(store, key, table, padding))
         for chunk in _chunks(table, len(others)):
             part = others[chunk.start : chunk.stop]
