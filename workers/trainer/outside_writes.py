@@ -36,7 +36,7 @@ class Watched:
 
     Attributes:
         start, stride: which elements are sampled.
-        memory, strides: where and how it lay.
+        memory, strides, dtype: where and how it lay.
         sample: a view of the sampled elements.
         kept: the sampled elements as they were.
         writes: how many writes torch had counted.
@@ -50,6 +50,7 @@ class Watched:
     stride: int
     memory: int = 0
     strides: tuple[int, ...] = ()
+    dtype: torch.dtype | None = None
     sample: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8, device="cpu"))
     kept: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8, device="cpu"))
     writes: int = 0
@@ -59,7 +60,7 @@ class Watched:
     def look(self) -> None:
         """Make the view anew, if the parameter has got other memory."""
         if self.moved or not self.memory:
-            self.memory, self.strides = self.tensor.data_ptr(), self.tensor.stride()
+            self.memory, self.strides, self.dtype = self.tensor.data_ptr(), self.tensor.stride(), self.tensor.dtype
             bits = as_bits(in_memory_order(self.tensor))
             if bits.data_ptr() != self.memory:  # a copy, which later writes do not reach: there is only the sum
                 self.stride, bits = 2, bits[:0]
@@ -181,6 +182,12 @@ class OutsideWrites:
         return [tensor for tensor in self._params[position].tensors if tensor.numel()]
 
     def _refuse(self, watched: Watched) -> None:
+        if watched.dtype != watched.tensor.dtype:
+            raise UsageError(
+                f"parameter {watched.key!r} is {watched.tensor.dtype} now, and the store has it as {watched.dtype}: "
+                "convert the model (half(), to(dtype)) before the Trainer is made, or make another Trainer with a new "
+                "store"
+            )
         raise UsageError(
             f"parameter {watched.key!r} has been written to since the last step (as clamp_, load_state_dict or "
             "max_norm do), but the store holds the weights, and this step would overwrite what was written: "

@@ -149,7 +149,7 @@ def test_another_order_in_memory_is_no_write_but_does_not_hide_one(size: int) ->
         writes.require_none()
     writes.note()
     conv.half()
-    with pytest.raises(kv.UsageError, match="'weight' has been written"):
+    with pytest.raises(kv.UsageError, match=r"'weight' is torch.float16 now, and the store has it as torch.float32"):
         writes.require_none()
 
 
