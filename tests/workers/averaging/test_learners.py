@@ -273,7 +273,6 @@ def test_one_process_has_nobody_to_wait_for() -> None:
         ({"grace": 1.0}, kv.UsageError, "give a quorum, too"),
         ({"quorum": 1, "kvstore": kv.create("local")}, kv.UsageError, "quorum is for a store that DiLoCo makes"),
     ],
-    ids=str,
 )
 def test_wrong_arguments(how: dict[str, Any], error: type[Exception], text: str) -> None:
     param, optimizer = constant(1)
