@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from workers.common.hand_over import HandOver
 from workers.common.row_steps import row_steps
 from workers.common.sparse_gradients import RoundRows, as_gradient, as_rows, is_sparse, push_rows, table_key
 from workers.common.stores import updates_each_push
-from workers.common.tensors import has_parts, overwrite
+from workers.common.tensors import flat_bytes, has_parts, is_dense, overwrite
 from workers.reducer import Reducer
 from workers.trainer.outside_writes import OutsideWrites
 from workers.trainer.overlap import overlapping
@@ -516,6 +516,21 @@ def take(store: KVStore, keys: Sequence[Any], weights: Any, *, updates: bool) ->
     (_updating if updates else _summing).add(store)
 
 
+def _give_kept(beside: KVStore, named: Mapping[str, torch.Tensor]) -> None:
+    """Give every worker rank 0's values, and workers that come back, too: of sums they are told the small ones only."""
+    dense = {name: tensor for name, tensor in named.items() if is_dense(tensor) and tensor.numel()}
+    if dense:
+        flat = [flat_bytes(tensor) for tensor in dense.values()]
+        beside.broadcast(list(dense), flat, flat)
+        for tensor, data in zip(dense.values(), flat, strict=True):
+            value = data.view(tensor.dtype).view(tensor.shape)
+            if value.data_ptr() != tensor.data_ptr():
+                overwrite(tensor, value)
+    odd = {name: tensor for name, tensor in named.items() if not is_dense(tensor)}
+    if odd:
+        Reducer.over(beside).broadcast(odd)
+
+
 def give_first(store: KVStore, replicas: Sequence[Mapping[str, torch.Tensor]], *, wanted: bool) -> None:
     """Give every worker and device rank 0's values of what is not trained: frozen parameters, and buffers.
 
@@ -532,9 +547,11 @@ def give_first(store: KVStore, replicas: Sequence[Mapping[str, torch.Tensor]], *
         except Unsupported:  # a class of somebody else's, which needs to have no more than pushes and pulls
             log.warning("a %r store has no companion: frozen parameters and buffers stay each worker's own", store.type)
             return
-        # Where workers come back, it stays open: they make the same calls, and are told what the others were told.
-        with nullcontext() if store.min_workers else beside:
+        if store.min_workers:  # stays open: a worker that comes back makes the same calls
             if wanted:
+                _give_kept(beside, named)
+        else:
+            with beside:
                 Reducer.over(beside).broadcast(named)
     for other in others:
         for name in named.keys() & other.keys():
