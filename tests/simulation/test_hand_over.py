@@ -395,7 +395,9 @@ def test_where_servers_update_it_has_rank_0s_first_buffers_and_frozen_parameters
     job = learners.job
 
     def program(store: DistStore) -> int:
-        model = Averaged(seed=0 if store.rank == 0 else 100 * job.starts[f"worker {store.rank}"] + store.rank)
+        model = Averaged(seed := 100 * job.starts[f"worker {store.rank}"] + store.rank)
+        drawn = torch.Generator().manual_seed(seed)
+        model.table = torch.nn.Parameter(torch.randn(5000, generator=drawn), requires_grad=False)  # 20 kB
         trainer = Trainer(model.named_parameters(), "adam", {"learning_rate": 0.1}, kvstore=store)
         if trainer.come_back():
             learners.came.append(trainer.num_update)
