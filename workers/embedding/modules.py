@@ -108,7 +108,7 @@ def _differ(ids: torch.Tensor, rows: torch.Tensor, held: Mapping[str, torch.Tens
     if "weight" in held:
         return (rows != held["weight"]).flatten(1).any(1).nonzero()[:, 0]
     if not len(held["ids"]):
-        return torch.arange(len(ids), device="cpu")
+        return torch.arange(len(ids), dtype=torch.int64, device="cpu")
     at = torch.searchsorted(held["ids"], ids).clamp(max=len(held["ids"]) - 1)
     return ((held["ids"][at] != ids) | (rows != held["rows"][at]).flatten(1).any(1)).nonzero()[:, 0]
 
