@@ -27,9 +27,8 @@ class KeptStates:
                 which: kept for which, kept in self._pages.items() if which[0] != message.rank or which == newcomer
             }
             pages = self._pages.setdefault(newcomer, {})
-            pages[message.number, message.part] = [
-                bytes(each) for each in message.buffers
-            ]  # the sender writes there again
+            # Copies: the sender writes there again.
+            pages[message.number, message.part] = [bytes(each) for each in message.buffers]
         elif isinstance(message, wire.DropState):
             self.drop(message.node)
         else:
