@@ -508,6 +508,10 @@ class DistStore(KVStore):
     def step_ended(self) -> bool:
         return self._newcomers is not None and self._newcomers.step_ended
 
+    @property
+    def handing_over(self) -> bool:
+        return self._newcomers is not None and self._newcomers.handing_over
+
     def begin_step(self) -> None:
         if self._newcomers is not None:
             self._check()

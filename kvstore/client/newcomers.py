@@ -18,6 +18,7 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -169,6 +170,7 @@ class Newcomers:
         self._members: list[int] = []  # that they have heard of
         self._admitted: dict[int, int] = {}  # by rank, the incarnation that this worker has let in last
         self.step_ended = False  # whether a step is over, and nobody has been let in since
+        self.handing_over = False  # whether states of what is attached are given or taken now
 
     def add(self, part: Part, checkpoints: Checkpointing | None, pushes: Pushes) -> None:
         """Take part for a new store."""
@@ -190,8 +192,17 @@ class Newcomers:
         self._attached[name] = thing
         known = name in self._state.get("attached", {})
         if known:
-            thing.load_state_dict(self._state["attached"][name])
+            with self._handing_over():
+                thing.load_state_dict(self._state["attached"][name])
         return known
+
+    @contextmanager
+    def _handing_over(self) -> Iterator[None]:
+        self.handing_over = True
+        try:
+            yield
+        finally:
+            self.handing_over = False
 
     def take_clocks(self, part: Part) -> None:
         """Have the sponsor's clocks of the keys that are known here. May be repeated."""
@@ -214,9 +225,10 @@ class Newcomers:
             self._session.scheduler, "coming back", (), wire.Enter, store=requests.store, id=first
         )
         self._session.client.alone(self._entered, told, _decoded(told.state, Mailbox(requests)))
-        for name, state in self._state["attached"].items():
-            if name in self._attached:
-                self._attached[name].load_state_dict(state)
+        with self._handing_over():
+            for name, state in self._state["attached"].items():
+                if name in self._attached:
+                    self._attached[name].load_state_dict(state)
         if checkpoints is not None:
             checkpoints.come(*self._state["checkpoints"])
 
@@ -340,7 +352,9 @@ class Newcomers:
         following = None if checkpoints is None else checkpoints.following()
         told = {"stores": stores, "attached": {}, "checkpoints": following}
         try:
-            tensors, text = packed({**told, "attached": {name: it.state_dict() for name, it in self._attached.items()}})
+            with self._handing_over():
+                attached = {name: it.state_dict() for name, it in self._attached.items()}
+            tensors, text = packed({**told, "attached": attached})
         except UsageError as exc:
             log.warning("a worker that comes back begins without what is attached to the stores: %s", exc)
             tensors, text = packed(told)

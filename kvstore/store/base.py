@@ -753,6 +753,15 @@ class KVStore:
         """Whether ``end_step`` has been called, and the boundary is still to come or under way."""
         return False
 
+    @property
+    def handing_over(self) -> bool:
+        """Whether what is attached as shared is read for a worker that comes back, or loaded by it, just now.
+
+        The other workers go on meanwhile. So ``state_dict`` leaves out what the servers have, and ``load_state_dict``
+        makes no call for which workers wait for each other.
+        """
+        return False
+
     def begin_step(self) -> None:
         """Come to the ``boundary`` that ``end_step`` has left to do, if there is one: before the first push of a step.
 

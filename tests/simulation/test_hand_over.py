@@ -21,7 +21,7 @@ from kvstore.client import DistStore
 from kvstore.client.newcomers import Mailbox
 from kvstore.optim import states_file
 from servers.requests.kept_states import KeptStates
-from workers import DistOpt, DistributedOptimizer, PartialSync, PeriodicAveraging, Reducer, Trainer, fit
+from workers import DistOpt, DistributedOptimizer, Embedding, PartialSync, PeriodicAveraging, Reducer, Trainer, fit
 from workers.common import hand_over
 from workers.common.hand_over import HandOver
 from workers.common.tensors import overwrite
@@ -349,6 +349,35 @@ def test_dist_opt_goes_on_whatever_it_sends(ways: list[str], monkeypatch: pytest
 
     learners.run(program)
     assert len(learners.came) == 2
+
+
+def test_a_model_with_a_table_that_is_attached_is_handed_over_without_the_rows() -> None:
+    """The servers have these. Who loaded them waited in a barrier for workers that train."""
+    learners = Learners("trainer", [(1, 1.2)])
+    job = learners.job
+
+    def program(store: DistStore) -> int:
+        rows = store.companion()
+        rows.set_optimizer("sgd", learning_rate=0.5)
+        torch.manual_seed(10 * store.rank + job.starts[f"worker {store.rank}"])
+        model = torch.nn.Sequential(Embedding(9, 3, store=rows, key="rows"), torch.nn.BatchNorm1d(3, affine=False))
+        progress = Progress()
+        store.attach("model", model, shared=True)
+        store.attach("progress", progress, shared=True)
+        comes = store.newcomer
+        store.boundary()
+        learners.came += [progress.step] if comes else []
+        while progress.step < STEPS:
+            rest(job, PACE_S)
+            model(torch.arange(progress.step, progress.step + 3) % 9).pow(2).mean().backward()
+            progress.step += 1
+            rows.barrier()
+            learners.note(progress.step, [model.state_dict()["0.weight"], model[1].running_mean])
+            store.boundary()
+        return progress.step
+
+    learners.run(program)
+    assert len(learners.came) == 1
 
 
 def test_fit_goes_on_with_the_others_weights_where_workers_have_them() -> None:

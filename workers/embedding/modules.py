@@ -234,7 +234,7 @@ class TableModule(nn.Module):
         metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
         if metadata is not None and self.frozen:
             metadata[FROZEN] = True
-        if isinstance(self.store, ReadOnlyTables):  # it is no part of the model here
+        if isinstance(self.store, ReadOnlyTables) or self.store.handing_over:  # it is no part of the model here
             return
         for name, tensor in table_state(self.store, self.key, self.table, self.padding_idx).items():
             if prefix + name in destination:
@@ -256,6 +256,9 @@ class TableModule(nn.Module):
         error_msgs: list[str],
     ) -> None:
         if isinstance(self.store, ReadOnlyTables):
+            return
+        if self.store.handing_over:
+            self.exchange.forget()
             return
         mine = {
             name.removeprefix(prefix): value
