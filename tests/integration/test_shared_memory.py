@@ -111,10 +111,10 @@ def test_what_a_job_leaves_that_was_killed_as_a_whole_goes_with_the_next(
     with job(tmp_path, FOREVER, workers=1, servers=1) as running:
         name = training(running, workers=1)
         members = running.members()
-        locks = [lock for pid in members for lock in shared_locks(pid, name)]
         whole = [running.process.pid, *keepers(running.process.pid), *members]
         for pid in whole:  # none may see another's end, and clear away what is left
             stop(pid)
+        locks = [lock for pid in members for lock in shared_locks(pid, name)]
         for pid in whole:
             os.kill(pid, signal.SIGKILL)
         running.process.wait()
