@@ -96,10 +96,10 @@ class CopyMemory:
         bits_of(self.flats[key][start : start + len(values)])[:] = values
 
     def log(self, key: Key, place: int, since: int, positions: Array | None, values: Array) -> None:
-        """Let others know what has made a piece of version ``since`` into what it is; None: all of it may differ."""
+        """Note for other readers how a piece of version ``since`` has changed; ``positions`` None: maybe everywhere."""
 
     def logged(self, key: Key, place: int, since: int) -> tuple[Array, Array] | None:
-        """Return positions and values that make a piece of version ``since`` into what it is, if somebody knows."""
+        """Return the positions and values that have changed in a piece since version ``since``, if they are noted."""
         return None  # who fetches knows
 
     def beat(self) -> None:

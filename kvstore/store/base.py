@@ -742,10 +742,10 @@ class KVStore:
         """
 
     def end_step(self) -> None:
-        """Say that a step is over, whose boundary is to come later: with ``begin_step``, for a trainer of your own.
+        """Say that a step is over. Its boundary comes later, with ``begin_step``. A trainer of your own calls both.
 
-        What a program does after a step, such as to move a schedule, is done by then, so that a worker which is let in
-        there takes it over.
+        In between the program moves its schedules and counters, and a worker that is let in takes these over as they
+        are then.
         """
 
     @property

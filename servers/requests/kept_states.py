@@ -11,8 +11,8 @@ class KeptStates:
     """One server's pages of it. A standby has none: a worker whose server dies meanwhile begins again."""
 
     def __init__(self) -> None:
-        # By rank and incarnation; then by hand-over and number: what a worker has sent that was lost while it did, is
-        # not mixed with what another sends in its place.
+        # The outer key is the newcomer's rank and incarnation, the inner one the hand-over and the part. A sponsor that
+        # dies halfway leaves parts here, and the next sponsor's parts are not mixed with them.
         self._pages: dict[tuple[int, int], dict[tuple[int, int], list[bytes]]] = {}
 
     @property

@@ -305,7 +305,8 @@ class DeclaredKeys:
 
     def _place(self, request: wire.Declare, specs: Mapping[Key, Spec]) -> Columns | Exception:
         if self.gives(request) and first_other(specs, self._placements.specs) is None:
-            missing = self._placements.missing(specs)  # a lost worker, in place of which this one is, had the others
+            # This worker leads in place of a lost one, which may have declared some of the keys already.
+            missing = self._placements.missing(specs)
             specs = {key: spec for key, spec in specs.items() if key in missing}
         try:
             self._placements.add(specs, request.bound, request.longest)

@@ -71,7 +71,9 @@ class HandOver:
         take, buffers = self._take(), self._buffers()
         if take is not None and buffers is not None and state:
             take(state)
-            if state["begun"]:  # what its forward passes of this step do to them, the other one's have done already
+            if state["begun"]:
+                # The other worker's forward passes of this step have changed its buffers already. So this worker's own
+                # forward passes must not change them once more.
                 self._kept = [(buffer, buffer.clone()) for buffer in buffers()]
             if self.waits:  # not if this worker was let in before it made this object
                 self.waits = False

@@ -388,9 +388,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return values | dict(self._module.named_buffers()), {}
 
     def _buffers(self) -> list[torch.Tensor]:
-        return list(
-            (buffers_around(self._all()) if self._module is None else dict(self._module.named_buffers())).values()
-        )
+        return list(buffers_around(self._all()).values() if self._module is None else self._module.buffers())
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
         """Call ``closure``; return its loss averaged over workers, when the gradients are averages too."""

@@ -234,7 +234,8 @@ class TableModule(nn.Module):
         metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
         if metadata is not None and self.frozen:
             metadata[FROZEN] = True
-        if isinstance(self.store, ReadOnlyTables) or self.store.handing_over:  # it is no part of the model here
+        # A reader's tables are no part of the model, and the servers have what a worker that comes back needs.
+        if isinstance(self.store, ReadOnlyTables) or self.store.handing_over:
             return
         for name, tensor in table_state(self.store, self.key, self.table, self.padding_idx).items():
             if prefix + name in destination:

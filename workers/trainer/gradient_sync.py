@@ -244,7 +244,16 @@ class GradientSync:
             )
             if buckets is None:
                 return None
-            return Overlap(params, buckets, store, rates, share_weights, bool(overlap), forward, frozen, writes, handed)
+            return Overlap(
+                *(params, buckets, store),
+                rates=rates,
+                share=share_weights,
+                asked=bool(overlap),
+                forward=forward,
+                frozen=frozen,
+                writes=writes,
+                handed=handed,
+            )
 
         self._new_overlap = new_overlap
         self._renew = False

@@ -1,4 +1,4 @@
-"""What a trainer keeps in this process where workers have the weights: updates of them, and what is handed over.
+"""What a trainer does in this process: it updates weights that workers have, and hands over to workers that come back.
 
 Updates are of whole parameters, and of rows where gradients are sparse.
 """

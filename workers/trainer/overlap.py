@@ -65,6 +65,7 @@ class Overlap(BackwardPushes):
         params: Sequence[Parameter],
         buckets: Sequence[range],
         store: KVStore,
+        *,
         rates: TrainerRates | None,
         share: bool,
         asked: bool,

@@ -183,14 +183,15 @@ class Trainer:
             self._frozen,
         )
         overlap_wanted = on_off_auto("overlap", overlap)
-        self._handed = None if self._store is None else HandOver(self._store, "Trainer")
+        self._handed: HandOver | None = None
         self._sync: GradientSync | None = None
         if self._store is None:
             if overlap_wanted:
                 raise UsageError("overlap=True needs a store, and one device per process")
             if wait_in_forward is not None:
                 require_waiting(wait_in_forward, list(wait_in_forward.parameters()), updates_there=False)
-        elif self._handed is not None:
+        else:
+            self._handed = HandOver(self._store, "Trainer")
             self._sync = GradientSync(
                 self._params,
                 self._store,
@@ -560,7 +561,8 @@ class Trainer:
         came = self.come_back()
         if self._handed is None:
             return
-        if came and self._local is not None:  # of weights that only this worker has had: they count as zeros
+        if came and self._local is not None:
+            # These gradients are of weights that only this worker has had, so they count as zeros.
             for grad in [tensor.grad for param in self._params for tensor in param.tensors if tensor.grad is not None]:
                 grad.zero_()
         self._handed.begin_step()
