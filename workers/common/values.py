@@ -7,6 +7,9 @@ import inspect
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, compress, repeat
+from operator import itemgetter
 from types import GeneratorType
 from typing import Any, NamedTuple
 
@@ -60,9 +63,8 @@ def buffers_around(params: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the buffers of all modules that hold any of ``params``, and of modules inside these, by name."""
     place = {id(param): number for number, param in enumerate(params)}
     # An optimizer does not know its model, and a parameter does not know its module: only the garbage collector finds
-    # them, in some 50 ms for a million objects. type() and not isinstance, which reads __class__: a lazy module would
-    # be imported by that.
-    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module) and "_modules" in vars(each)]
+    # them, in some 50 ms for a million objects.
+    modules = [each for each in _everything_of(_subclasses(nn.Module)) if "_modules" in vars(each)]
     parents: dict[int, list[nn.Module]] = {}
     for module in modules:
         for child in list(module._modules.values()):  # a copy, because other threads may be making their modules
@@ -92,6 +94,34 @@ def buffers_around(params: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
         prefix = kind if kinds[kind] == 1 else f"{kind} {kinds[kind]}"
         found |= {f"{prefix}.{name}": buffer for name, buffer in module.named_buffers() if has_parts(buffer)}
     return dict(sorted(found.items()))
+
+
+def _subclasses(cls: type) -> set[type]:
+    found: set[type] = set()
+    new: list[Any] = [cls]
+    while new:
+        found.update(new)
+        new = [sub for known in new for sub in type.__subclasses__(known) if sub not in found]
+    return found
+
+
+def _everything_of(types: set[type]) -> list[Any]:
+    """Return all objects of exactly these types that the garbage collector knows.
+
+    It knows tuples, too, that other threads are making just now. Such a thread gets a SystemError if somebody else has
+    a reference to its tuple when it goes on, as a loop over ``gc.get_objects()`` would. So all of this is iterators in
+    C: while ``list`` reads them, no other thread runs. ``cell`` has the object whose type is looked at; what keeps more
+    of them, as ``tee`` does, is among them itself, and would never be freed.
+    """
+    cell: list[Any] = [None]
+
+    def found() -> Iterator[Any]:
+        objects = chain.from_iterable(map(gc.get_objects, (None,)))
+        put, get = map(cell.__setitem__, repeat(0), objects), partial(map, cell.__getitem__, repeat(0))
+        # type() and not isinstance, which reads __class__: a lazy module would be imported by that.
+        return compress(map(itemgetter(1), zip(put, get(), strict=False)), map(types.__contains__, map(type, get())))
+
+    return list(found())
 
 
 def buffers_of(model: Any) -> dict[str, Buffer]:

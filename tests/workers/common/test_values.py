@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import threading
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -106,6 +108,27 @@ def test_an_optimizers_parameters_lead_to_the_buffers_of_their_model() -> None:
     assert "ModuleDict.inner.norm.running_mean" in found
     assert not {id(buffer) for buffer in other.buffers()} & {id(buffer) for buffer in found.values()}
     assert buffers_around([torch.zeros(2)]) == {}
+
+
+def test_to_look_for_modules_disturbs_no_tuple_that_another_thread_is_making() -> None:
+    """Python raised SystemError there: somebody else had a reference to a tuple that was not done."""
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            buffers_around([])
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for _ in range(5000):
+            tuple(str(number) for number in range(100))
+    finally:
+        over.set()
+        looking.join()
+        sys.setswitchinterval(interval)
 
 
 def test_modules_that_the_collector_does_not_show_are_missed_aloud(caplog: pytest.LogCaptureFixture) -> None:
